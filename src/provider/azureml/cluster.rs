@@ -18,7 +18,8 @@ use super::{
     refusal::{Refusal, plain, told},
 };
 use crate::job::{
-    azureml::{AzuremlPlan, Cluster},
+    azureml::{AzuremlPlan, Cluster, IDLE, Placement},
+    clock::after,
     id::AttemptId,
     units::Money,
 };
@@ -88,6 +89,21 @@ impl Azureml {
         }
         let message = format!("the cluster {name} is not ready after {} s", self.client.pace.operation.as_secs());
         Err(ProviderError::new(Class::Network, message).fix("look at it in the studio; `ftctl prune` removes it"))
+    }
+
+    /// How many nodes ftctl's own cluster for a plan holds quota for beyond those of its jobs.
+    pub(super) async fn free_nodes(&self, wanted: &AzuremlPlan) -> Result<u32, Refusal> {
+        if wanted.cluster.is_some() || wanted.compute == Placement::Serverless {
+            return Ok(0);
+        }
+        let mark = self.mark().await?;
+        let name = body::cluster_name(wanted, &mark);
+        let Some(own) = self.client.find(&["computes", &name]).await? else { return Ok(0) };
+        if !is_ours(&own) || !mark.reaches(job::said(&own["tags"])) {
+            return Ok(0);
+        }
+        let (id, jobs) = (self.client.id(&["computes", &name])?, self.jobs().await?);
+        Ok(on(&jobs, &id).fold(most(&own), |free, job| free.saturating_sub(job::nodes(job))))
     }
 
     /// Every cluster of the workspace.

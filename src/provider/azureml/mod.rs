@@ -320,7 +320,9 @@ impl Account for Azureml {
         match self.wanted(plan) {
             Ok(wanted) => {
                 let least = if plan.retry.shrink { 1 } else { nodes(plan) };
-                let room = quota::room(&self.client, wanted, [nodes(plan), least]).await;
+                // One that cannot be asked about is told of by the quota, which is asked next.
+                let free = self.free_nodes(wanted).await.unwrap_or(0);
+                let room = quota::room(&self.client, wanted, [nodes(plan), least], free).await;
                 room.into_iter().chain(offer::without_roles(wanted)).collect()
             }
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
