@@ -270,3 +270,21 @@ pub fn resource(cluster: &Value, price_of_node: Money, mark: &Mark<'_>) -> Optio
         belongs: mark.belongs(job::said(&cluster["tags"])),
     })
 }
+
+/// Nodes of a cluster of ours beyond those of the jobs on it. They leave by themselves, and are told of as one of these jobs', for
+/// whose sake the cluster stays: `down` of another has nothing to do with them.
+pub fn surplus(cluster: &Value, jobs: &[Value], price_of_node: Money, now: Timestamp, mark: &Mark<'_>) -> Option<Resource> {
+    let on: Vec<&Value> = on(jobs, cluster["id"].as_str()?).collect();
+    let needed = on.iter().fold(0_u64, |all, job| all.saturating_add(u64::from(job::nodes(job))));
+    let idle = u32::try_from(nodes(cluster).saturating_sub(needed)).ok().filter(|idle| *idle > 0)?;
+    let job = on.into_iter().min_by_key(|job| (job::is_waiting(job), job::created(job)))?;
+    let changed = job::time(&cluster["properties"]["properties"]["allocationStateTransitionTime"]);
+    Some(Resource {
+        name: name(cluster)?.to_string(),
+        attempt: job::attempt(job::tags(job))?,
+        since: changed.unwrap_or_else(|| job::created(cluster)),
+        expires: Some(after(now, self::idle(cluster).unwrap_or(IDLE))),
+        price_per_hour: of_nodes(price_of_node, idle),
+        belongs: mark.belongs(job::said(job::tags(job))),
+    })
+}

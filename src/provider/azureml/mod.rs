@@ -255,6 +255,11 @@ impl Azureml {
         }))
     }
 
+    /// The time by the cloud's clock, or by ours where that is not known.
+    fn now_there(&self) -> Timestamp {
+        self.client.cloud_time().unwrap_or_else(|| self.clock.now())
+    }
+
     /// The price of an hour of each of a job's nodes as the service describes it, not as a plan once wanted it.
     fn price_of(&self, live: &Value, on: Option<&Value>, region: &str) -> Money {
         let (size, spot) = on.map_or_else(
@@ -522,10 +527,14 @@ impl Provider for Azureml {
             found.extend(self.resource(live, (&jobs, &clusters), &region, &mark).await?);
         }
         clusters.retain(cluster::is_ours);
-        found.extend(self.unneeded(&clusters, &jobs)?.into_iter().filter_map(|(_, cluster)| {
+        let price = |cluster| {
             let (size, spot) = cluster::machine(cluster);
-            cluster::resource(cluster, self.prices.known(&region, size, spot), &mark)
-        }));
+            self.prices.known(&region, size, spot)
+        };
+        let idle = clusters.iter().filter_map(|cluster| cluster::surplus(cluster, &jobs, price(cluster), self.now_there(), &mark));
+        let idle: Vec<Resource> = idle.collect();
+        let unneeded = self.unneeded(&clusters, &jobs)?.into_iter();
+        found.extend(unneeded.filter_map(|(_, cluster)| cluster::resource(cluster, price(cluster), &mark)).chain(idle));
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
     }

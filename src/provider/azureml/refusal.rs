@@ -168,25 +168,25 @@ mod tests {
         };
         let ended =
             |code: &str| Refusal::ended("make", &json!({ "status": "Failed", "error": { "code": code, "message": "why" } }));
+        let refused = |code: &str, message: &str| {
+            Refusal::answered("make", 400, &json!({ "error": { "code": code, "message": message } }), None)
+        };
         for (refusal, class) in [
             (answer("compute-create-quota-400"), Class::Quota),
             (answer("compute-get-404"), Class::Invalid),
             (answer("job-get-404"), Class::Invalid),
             (ended("ClusterCoreQuotaReached"), Class::Quota),
+            (refused("UserError", "The subscription has a LowPriority quota of 0 and cannot"), Class::Quota),
+            (refused("badRequest", "not enough quota"), Class::Quota),
+            (refused("UserError", "The environment was not found"), Class::Invalid),
+            (refused("ResourceNotFound", "no quota-1 here"), Class::Invalid),
             (ended("AllocationFailed"), Class::Capacity),
             (ended("InternalServerError"), Class::Internal),
-        let refused = |code: &str, message: &str| {
-            Refusal::answered("make", 400, &json!({ "error": { "code": code, "message": message } }), None)
-        };
             (Refusal::ended("make", &json!({ "status": "Canceled" })), Class::Internal),
             (Refusal::answered("x", 429, &Value::Null, None), Class::Network),
             (Refusal::answered("x", 503, &Value::Null, None), Class::Network),
             (Refusal::answered("x", 403, &Value::Null, None), Class::Denied),
             (Refusal::lost("x", &"silence"), Class::Network),
-            (refused("UserError", "The subscription has a LowPriority quota of 0 and cannot"), Class::Quota),
-            (refused("badRequest", "not enough quota"), Class::Quota),
-            (refused("UserError", "The environment was not found"), Class::Invalid),
-            (refused("ResourceNotFound", "no quota-1 here"), Class::Invalid),
         ] {
             assert!(!refusal.is_passing() || class == Class::Network, "{refusal:?}");
             assert_eq!(ProviderError::from(refusal.clone()).class, class, "{refusal:?}");
