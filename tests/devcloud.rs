@@ -374,6 +374,37 @@ fn azureml_lets_only_those_in_who_were_told_its_secret() {
     });
 }
 
+/// ftctl dies between its cluster and its job.
+#[test]
+fn a_cluster_of_azureml_that_no_job_came_to_goes_with_prune() {
+    let faults = json!([{ "call": "Jobs_CreateOrUpdate", "kind": { "status": 503 }, "times": 1_000 }]);
+    let devcloud = Running::start_cloud("azureml", 8, &json!({ "operation": "1s", "faults": faults }), |command| command);
+    devcloud.sandbox.write_rehearsal("quick");
+    devcloud.sandbox.write_dataset();
+    let ftctl = |arguments: &[&str]| {
+        let mut command = devcloud.sandbox.command(arguments);
+        command.envs(devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "azureml");
+        command
+    };
+    let said = |arguments: &[&str]| {
+        let said = Sandbox::said(&mut ftctl(arguments));
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
+        said.stdout
+    };
+    let image = format!("compute.azureml.image=registry.example/ftctl@sha256:{}", "0".repeat(64));
+    let mut child = ftctl(&["submit", "job.toml", "--set", &image]).spawn().expect("ftctl runs");
+    let asked_for = |call: &str| devcloud.ask("GET", "/devcloud/calls", &Value::Null).1.to_string().contains(call);
+    wait_until("the wish for a job on it", || asked_for("Jobs_CreateOrUpdate"));
+    child.kill().expect("killed");
+    child.wait().expect("over");
+    assert!(said(&["prune", "--expired", "-y"]).ends_with("0 destroyed\n"), "it has no time");
+    let found = said(&["prune", "--dry-run"]);
+    assert!(found.contains("ftctl-c") && found.ends_with("1 found\n") && !asked_for("Compute_Delete"), "{found}");
+    let pruned = said(&["prune", "-y"]);
+    assert!(pruned.contains("no job needs it") && pruned.ends_with("1 destroyed\n"), "{pruned}");
+    assert!(asked_for("Compute_Delete") && said(&["prune", "--dry-run"]).ends_with("0 found\n"));
+}
+
 #[test]
 fn azureml_is_asked_by_https_by_those_who_trust_its_certificate() {
     let devcloud = Running::start_cloud("azureml", 10, &json!({}), |command| command.arg("--tls"));

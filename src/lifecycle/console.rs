@@ -26,10 +26,16 @@ struct Kept {
     own: Option<String>,
 }
 
-/// The last line with something on it.
-pub(super) async fn last_line(world: &World, attempt: &AttemptId) -> Result<Option<String>> {
-    let console = world.provider.console(attempt, 0).await?.unwrap_or_default();
-    Ok(console.text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned))
+/// The last line with something on it, in words. A console that cannot be read is no reason to leave its machine alone.
+pub(super) async fn last_line(world: &World, attempt: &AttemptId) -> String {
+    let console = match world.provider.console(attempt, 0).await {
+        Ok(console) => console.unwrap_or_default(),
+        Err(error) => return format!("its console cannot be read: {}", error.message),
+    };
+    match console.text.lines().rev().map(str::trim).find(|line| !line.is_empty()) {
+        Some(line) => format!("the last on its console: {line}"),
+        None => "there is nothing on its console".to_owned(),
+    }
 }
 
 /// Keeps the console of the current attempt when that has no log. A machine that is gone has taken it along.

@@ -188,10 +188,7 @@ async fn warn(world: &World, job: &mut Journal, vigil: &mut Vigil, attempt: &Att
     if std::mem::replace(&mut vigil.warned, true) {
         return Ok(());
     }
-    let said = match console::last_line(world, attempt).await? {
-        Some(line) => format!("{what}; the last on its console: {line}"),
-        None => format!("{what}; there is nothing on its console"),
-    };
+    let said = format!("{what}; {}", console::last_line(world, attempt).await);
     world.report.warn(&said);
     job.note(EventKind::Note { message: said });
     job.save().await

@@ -55,6 +55,15 @@ static ROWS: &[Row] = &[
         ..QUIET
     },
     Row {
+        name: "no quota for a serverless job, said in the answer to it",
+        script: NO_LOW_PRIORITY,
+        set: &["retry.on=[]", "compute.azureml.compute=\"serverless\""],
+        exit: 5,
+        sees: &["has a LowPriority quota of 39 and cannot"],
+        machines: 0..=0,
+        ..QUIET
+    },
+    Row {
         name: "no quota for nodes, said by the cluster while the job waits, and later some",
         script: NO_QUOTA_FOR_NODES,
         meanwhile: |scene| {

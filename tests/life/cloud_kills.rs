@@ -292,7 +292,6 @@ impl Place {
         other.variables.retain(|(name, _)| name != "FTCTL_STORE");
         other.ok(&["prune", "--everybody", "-y"]);
         assert!(self.devcloud.nothing_bills(), "{:?}", self.devcloud.machines());
-        other.ok(&["down", "--all", "--everybody", "-y"]);
     }
 }
 

@@ -352,12 +352,22 @@ impl Client {
     /// Part of a log from its signed address, which is sent no token: the bytes from `start` on, `most` at most, and how many there
     /// are in all.
     pub async fn part(&self, address: &str, start: u64, most: u64) -> Result<(Vec<u8>, u64), Refusal> {
-        let what = "read a log";
         let is_blob = |url: &Url| url.scheme() == "https" && url.host_str().is_some_and(|host| host.ends_with(BLOBS));
         let url = Url::parse(address).ok().filter(|url| is_blob(url) || self.is_beside(url));
         let url = url.ok_or_else(|| Refusal::from(foreign("a log", &Value::Null)))?;
+        let mut tries = Tries::new(self.pace.tries);
+        loop {
+            match self.ask_part(&url, start, most).await {
+                Err(refusal) if refusal.is_passing() && tries.again(refusal.retry_after).await => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn ask_part(&self, url: &Url, start: u64, most: u64) -> Result<(Vec<u8>, u64), Refusal> {
+        let what = "read a log";
         let range = format!("bytes={start}-{}", start.saturating_add(most.saturating_sub(1)));
-        let answer = self.line_to(&url).get(url.clone()).header(RANGE, range).send().await;
+        let answer = self.line_to(url).get(url.clone()).header(RANGE, range).send().await;
         let answer = answer.map_err(|error| Refusal::lost(what, &error.without_url()))?;
         let status = answer.status().as_u16();
         let total = answer.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok()?.rsplit_once('/')?.1.parse().ok());
@@ -368,7 +378,7 @@ impl Client {
             }
             // There is nothing from there on.
             (416, total) => Ok((Vec::new(), total.unwrap_or(start))),
-            _ => Err(Refusal::answered(what, status, &Value::Null, None)),
+            _ => Err(Refusal::answered(what, status, &Value::Null, transit::pause(answer.headers()))),
         }
     }
 }

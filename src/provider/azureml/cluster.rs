@@ -18,7 +18,8 @@ use super::{
     refusal::{Refusal, plain, told},
 };
 use crate::job::{
-    azureml::{AzuremlPlan, Cluster},
+    azureml::{AzuremlPlan, Cluster, IDLE, Placement},
+    clock::after,
     id::AttemptId,
     units::Money,
 };
@@ -88,6 +89,21 @@ impl Azureml {
         }
         let message = format!("the cluster {name} is not ready after {} s", self.client.pace.operation.as_secs());
         Err(ProviderError::new(Class::Network, message).fix("look at it in the studio; `ftctl prune` removes it"))
+    }
+
+    /// How many nodes ftctl's own cluster for a plan holds quota for beyond those of its jobs.
+    pub(super) async fn free_nodes(&self, wanted: &AzuremlPlan) -> Result<u32, Refusal> {
+        if wanted.cluster.is_some() || wanted.compute == Placement::Serverless {
+            return Ok(0);
+        }
+        let mark = self.mark().await?;
+        let name = body::cluster_name(wanted, &mark);
+        let Some(own) = self.client.find(&["computes", &name]).await? else { return Ok(0) };
+        if !is_ours(&own) || !mark.reaches(job::said(&own["tags"])) {
+            return Ok(0);
+        }
+        let (id, jobs) = (self.client.id(&["computes", &name])?, self.jobs().await?);
+        Ok(on(&jobs, &id).fold(most(&own), |free, job| free.saturating_sub(job::nodes(job))))
     }
 
     /// Every cluster of the workspace.
@@ -252,5 +268,23 @@ pub fn resource(cluster: &Value, price_of_node: Money, mark: &Mark<'_>) -> Optio
         expires: None,
         price_per_hour: of_nodes(price_of_node, nodes),
         belongs: mark.belongs(job::said(&cluster["tags"])),
+    })
+}
+
+/// Nodes of a cluster of ours beyond those of the jobs on it. They leave by themselves, and are told of as one of these jobs', for
+/// whose sake the cluster stays: `down` of another has nothing to do with them.
+pub fn surplus(cluster: &Value, jobs: &[Value], price_of_node: Money, now: Timestamp, mark: &Mark<'_>) -> Option<Resource> {
+    let on: Vec<&Value> = on(jobs, cluster["id"].as_str()?).collect();
+    let needed = on.iter().fold(0_u64, |all, job| all.saturating_add(u64::from(job::nodes(job))));
+    let idle = u32::try_from(nodes(cluster).saturating_sub(needed)).ok().filter(|idle| *idle > 0)?;
+    let job = on.into_iter().min_by_key(|job| (job::is_waiting(job), job::created(job)))?;
+    let changed = job::time(&cluster["properties"]["properties"]["allocationStateTransitionTime"]);
+    Some(Resource {
+        name: name(cluster)?.to_string(),
+        attempt: job::attempt(job::tags(job))?,
+        since: changed.unwrap_or_else(|| job::created(cluster)),
+        expires: Some(after(now, self::idle(cluster).unwrap_or(IDLE))),
+        price_per_hour: of_nodes(price_of_node, idle),
+        belongs: mark.belongs(job::said(job::tags(job))),
     })
 }

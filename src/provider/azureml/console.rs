@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     super::{Console, Cursor, Output},
     client::Client,
-    refusal::{Refusal, told},
+    refusal::{Refusal, reports_process, told},
 };
 
 /// The most of it that is read at once.
@@ -99,8 +99,7 @@ fn files(details: &Value) -> BTreeMap<Option<u32>, Vec<&str>> {
 
 /// Whether the run has ended by something other than its processes.
 fn is_to_blame(details: &Value) -> bool {
-    let of_process = |(_, message): (String, String)| message.to_ascii_lowercase().contains("user process exited");
-    details["status"] == "Failed" && !told(details).is_some_and(of_process)
+    details["status"] == "Failed" && !told(details).is_some_and(|(_, message)| reports_process(&message))
 }
 
 /// The rank and the life of the process that wrote a file; `None` for any other file.

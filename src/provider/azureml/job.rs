@@ -9,7 +9,7 @@ use super::{
         whose::{Mark, Said},
     },
     body,
-    refusal::{Refusal, told},
+    refusal::{Refusal, reports_process, told},
 };
 use crate::job::{
     azureml::START,
@@ -138,10 +138,8 @@ pub fn cluster(job: &Value) -> Option<&str> {
 /// The meaning of a job's end. `details` are the run history's words. `nodes_were_taken`: its cluster has lost nodes.
 pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
     let (code, message) = told(details).unwrap_or_default();
-    let has = |words: &[&str]| {
-        let said = format!("{code} {message}").to_ascii_lowercase();
-        words.iter().any(|word| said.contains(word))
-    };
+    let said = if reports_process(&message) { String::new() } else { format!("{code} {message}").to_ascii_lowercase() };
+    let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
     let why = match status(job) {
         "Canceled" if !has(&PREEMPTED) && !has(&TOO_LATE) => return cancelled(&message),
         "Failed" if has(&PREEMPTED) || (message.is_empty() && nodes_were_taken) => "preempted".to_owned(),
@@ -211,6 +209,10 @@ mod tests {
         let dead = |why: &str| Sighting::Dead { why: why.to_owned() };
         let exit = "Execution failed. User process exited with status code 1.";
         let timeout = "The run was canceled: it exceeded the timeout of its limits.";
+        // Words of the user's process, which are not the service's.
+        let identity = "Execution failed. User process 'sh' exited with status code 1. Error: this identity has no rights; StreamAccess.Denied";
+        let told = "Process 'python' exited with status code 3. KeyError: 'preempted'";
+        let late = "User process exited with status code 1: the timeout was exceeded";
         let preempted = "AzureMLCompute job failed. PreemptionError: Nodes of this job got pre-empted.";
         for (sighting, expected) in [
             (ended("Completed", "", false), dead("the job is completed")),
@@ -220,6 +222,9 @@ mod tests {
             (ended("Canceled", preempted, false), dead(preempted)),
             (ended("Failed", exit, true), dead(exit)),
             (ended("Failed", preempted, false), dead("preempted")),
+            (ended("Failed", identity, false), dead(identity)),
+            (ended("Failed", told, true), dead(told)),
+            (ended("Canceled", late, false), cancelled(late)),
             (ended("Failed", "", true), dead("preempted")),
             (ended("Failed", "", false), dead("the job has failed, and Azure ML does not say why")),
         ] {

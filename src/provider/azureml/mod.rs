@@ -215,7 +215,14 @@ impl Azureml {
             return Ok(end);
         }
         // Its agent may not use the store, and said so until it gave up.
-        let console = console::read(&self.client, details, 0).await?;
+        let console = match console::read(&self.client, details, 0).await {
+            Ok(console) => console,
+            // Its exit code is known without its words.
+            Err(refusal) => {
+                let why = format!("its agent was denied something, and its console cannot be read: {}", refusal.message);
+                return Ok(Sighting::Unfit { why });
+            }
+        };
         let said = console.text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(refusal::plain);
         Ok(said.map_or(end, |why| Sighting::Unfit { why }))
     }
@@ -247,6 +254,11 @@ impl Azureml {
             },
             belongs: mark.belongs(job::said(job::tags(live))),
         }))
+    }
+
+    /// The time by the cloud's clock, or by ours where that is not known.
+    fn now_there(&self) -> Timestamp {
+        self.client.cloud_time().unwrap_or_else(|| self.clock.now())
     }
 
     /// The price of an hour of each of a job's nodes as the service describes it, not as a plan once wanted it.
@@ -314,7 +326,9 @@ impl Account for Azureml {
         match self.wanted(plan) {
             Ok(wanted) => {
                 let least = if plan.retry.shrink { 1 } else { nodes(plan) };
-                let room = quota::room(&self.client, wanted, [nodes(plan), least]).await;
+                // One that cannot be asked about is told of by the quota, which is asked next.
+                let free = self.free_nodes(wanted).await.unwrap_or(0);
+                let room = quota::room(&self.client, wanted, [nodes(plan), least], free).await;
                 room.into_iter().chain(offer::without_roles(wanted)).collect()
             }
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
@@ -514,10 +528,14 @@ impl Provider for Azureml {
             found.extend(self.resource(live, (&jobs, &clusters), &region, &mark).await?);
         }
         clusters.retain(cluster::is_ours);
-        found.extend(self.unneeded(&clusters, &jobs)?.into_iter().filter_map(|(_, cluster)| {
+        let price = |cluster| {
             let (size, spot) = cluster::machine(cluster);
-            cluster::resource(cluster, self.prices.known(&region, size, spot), &mark)
-        }));
+            self.prices.known(&region, size, spot)
+        };
+        let idle = clusters.iter().filter_map(|cluster| cluster::surplus(cluster, &jobs, price(cluster), self.now_there(), &mark));
+        let idle: Vec<Resource> = idle.collect();
+        let unneeded = self.unneeded(&clusters, &jobs)?.into_iter();
+        found.extend(unneeded.filter_map(|(_, cluster)| cluster::resource(cluster, price(cluster), &mark)).chain(idle));
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
     }

@@ -59,16 +59,17 @@ async fn ask(client: &Client) -> Result<(String, Vec<Finding>), Refusal> {
     Ok((region, vec![finding]))
 }
 
-/// Whether so many of this machine are within the quotas of the region, or at least the second number. Changes nothing.
-pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: [u32; 2]) -> Vec<Finding> {
+/// Whether so many of this machine are within the quotas of the region, or at least the second number. `free` of the used ones are
+/// held for a cluster that the job will have. Changes nothing.
+pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: [u32; 2], free: u32) -> Vec<Finding> {
     let Some(machine) = plan.machine() else { return Vec::new() };
-    fits(client, plan, machine, nodes).await.unwrap_or_else(|refusal| {
+    fits(client, plan, machine, nodes, free).await.unwrap_or_else(|refusal| {
         let error = ProviderError::from(refusal);
         vec![Finding::notice(WHAT, format!("not known: {}", error.message), error.fix.unwrap_or_default())]
     })
 }
 
-async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 2]) -> Result<Vec<Finding>, Refusal> {
+async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 2], free: u32) -> Result<Vec<Finding>, Refusal> {
     let region = client.region().await?;
     if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
         return named(client, cluster, plan).await;
@@ -79,7 +80,9 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 
     } else {
         ("vCPUs of its family", dedicated(&usages, machine))
     };
-    let [needed, least] = nodes.map(|nodes| i64::from(machine.cpus) * i64::from(nodes));
+    let [needed, least, held] = [nodes[0], nodes[1], free].map(|nodes| i64::from(machine.cpus) * i64::from(nodes));
+    let stand = stand.map(|(used, limit)| ((used - held).max(0), limit));
+    let name = if held > 0 { format!("{name}, without {held} of the job's own cluster") } else { name.to_owned() };
     Ok(vec![match stand {
         None => Finding::notice(WHAT, format!("{region}: {name}: limit unknown, {needed} needed"), MORE),
         Some((used, limit)) if limit >= 0 && used + needed > limit && used + least <= limit => {

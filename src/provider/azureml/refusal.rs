@@ -101,10 +101,20 @@ pub fn told(body: &Value) -> Option<(String, String)> {
     Some((error.code, message))
 }
 
+/// Codes that say no more than that something was refused: the message says which thing.
+const VAGUE: [&str; 7] = ["", "usererror", "badrequest", "badargument", "invalidrequest", "validationerror", "operationnotallowed"];
+
 /// Whether an error says that a quota is used up; it comes as an answer, as an operation's end, and beside a cluster's state.
 pub fn is_quota(code: &str, message: &str) -> bool {
     let quota = |text: &str| text.to_ascii_lowercase().contains("quota");
-    quota(code) || (code.is_empty() && quota(message))
+    quota(code) || (VAGUE.contains(&code.to_ascii_lowercase().as_str()) && quota(message))
+}
+
+/// Whether a message reports the end of the job's own process. The rest of it may then be that process's words, which say nothing
+/// about the service.
+pub fn reports_process(message: &str) -> bool {
+    let said = message.to_ascii_lowercase();
+    ["user process", "exited with status code", "exited with code"].iter().any(|words| said.contains(words))
 }
 
 /// Whether an error says that there is no machine now.
@@ -158,11 +168,18 @@ mod tests {
         };
         let ended =
             |code: &str| Refusal::ended("make", &json!({ "status": "Failed", "error": { "code": code, "message": "why" } }));
+        let refused = |code: &str, message: &str| {
+            Refusal::answered("make", 400, &json!({ "error": { "code": code, "message": message } }), None)
+        };
         for (refusal, class) in [
             (answer("compute-create-quota-400"), Class::Quota),
             (answer("compute-get-404"), Class::Invalid),
             (answer("job-get-404"), Class::Invalid),
             (ended("ClusterCoreQuotaReached"), Class::Quota),
+            (refused("UserError", "The subscription has a LowPriority quota of 0 and cannot"), Class::Quota),
+            (refused("badRequest", "not enough quota"), Class::Quota),
+            (refused("UserError", "The environment was not found"), Class::Invalid),
+            (refused("ResourceNotFound", "no quota-1 here"), Class::Invalid),
             (ended("AllocationFailed"), Class::Capacity),
             (ended("InternalServerError"), Class::Internal),
             (Refusal::ended("make", &json!({ "status": "Canceled" })), Class::Internal),

@@ -635,18 +635,77 @@ async fn a_running_job_has_the_price_of_its_node_and_a_cluster_without_jobs_that
     somebodys["tags"] = Value::Null;
     let seen = async || service.provider().list().await.expect("listed");
     let listed = seen().await;
-    assert_eq!(listed.len(), 1, "nodes of a cluster with a job are the job's: {listed:?}");
-    assert_eq!((listed[0].name.clone(), listed[0].price_per_hour.micros), (one.machine_name(), 4_406_400));
+    let told = |listed: &[Resource]| listed.iter().map(|one| (one.name.clone(), one.price_per_hour.micros)).collect::<Vec<_>>();
+    assert_eq!(told(&listed), [(one.machine_name(), 4_406_400), ("gpu".to_owned(), 4_406_400)], "one node is the job's, one idle");
+    assert!(listed[1].attempt == one && listed[1].expires.is_some_and(|leaves| leaves > Timestamp::now()), "{listed:?}");
     let time = |text: &str| text.parse::<Timestamp>().expect("a time");
     assert_eq!((listed[0].since, listed[0].expires), (time("2026-11-20T12:24:00Z"), Some(time("2026-11-20T13:30:00Z"))));
     assert_eq!(service.provider().tidy(true).await, Ok(Vec::new()));
     service.on("GET", "/computes", [(200, json!({ "value": [somebodys] }))]);
-    assert_eq!(seen().await, listed, "whosever the cluster is");
+    assert_eq!(seen().await, listed[..1], "whosever the cluster is");
     service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
     service.shows(&one, "Completed", &json!({})).await;
     let listed = seen().await;
     assert_eq!(listed.iter().map(|one| (one.name.as_str(), one.price_per_hour.micros)).collect::<Vec<_>>(), [("gpu", 8_812_800)]);
     assert_eq!(service.provider().tidy(true).await, Ok(vec!["gpu".to_owned()]));
+}
+
+#[tokio::test]
+async fn idle_nodes_of_a_cluster_are_told_of_with_the_job_that_it_stays_for() {
+    let (service, gone, stays) = (Service::new().await, attempt("gone"), attempt("stays"));
+    let jobs = [service.job(&gone, "Canceled").await, service.job(&stays, "Running").await];
+    let state = json!({ "vmSize": "Standard_ND40rs_v2", "vmPriority": "LowPriority", "currentNodeCount": 2 });
+    let cluster = json!({ "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": job::tags(&jobs[0]), "properties": { "computeType": "AmlCompute", "properties": state } });
+    service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
+    service.on("GET", "/jobs", [(200, json!({ "value": jobs }))]);
+    let details = json!({ "startTimeUtc": "2026-11-20T12:30:00Z" });
+    service.on("GET", &format!("/runs/{}/details", stays.machine_name()), [(200, details)]);
+    let listed = service.provider().list().await.expect("listed");
+    assert!(listed.iter().all(|one| one.attempt == stays), "`down` of the other has no machine left: {listed:?}");
+    assert_eq!(listed.iter().map(|one| one.price_per_hour.micros).collect::<Vec<_>>(), [4_406_400; 2], "both are paid for");
+}
+
+#[tokio::test]
+async fn quota_that_the_jobs_own_cluster_holds_is_room_for_it() {
+    let (service, one) = (Service::new().await, attempt("held"));
+    let low = "Total Cluster LowPriority Regional vCPUs";
+    let usage = json!({ "id": "x", "currentValue": 40, "limit": 40, "name": { "value": low, "localizedValue": low } });
+    let usages = format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/eastus/usages");
+    service.on("GET", &usages, [(200, json!({ "value": [usage] }))]);
+    let name = body::cluster_name(&big().into(), &mark_of(&Party::new("me", service.store.clone())).await);
+    let mut job = service.job(&one, "Running").await;
+    job["properties"]["computeId"] = json!(format!("{}/computes/{name}", workspace_id()));
+    let scale = json!({ "properties": { "scaleSettings": { "maxNodeCount": 1 } } });
+    let cluster = |tags: &Value| json!({ "name": name, "tags": tags, "properties": scale });
+    let room = async || service.provider().room(&plan_of(big())).await.swap_remove(0);
+    assert_eq!(room().await.health, Health::Bad, "there is none");
+    let ours = cluster(job::tags(&job));
+    for (cluster, jobs, health) in [
+        (ours.clone(), json!([]), Health::Good),
+        (ours, json!([job.clone()]), Health::Bad),
+        (cluster(&Value::Null), json!([]), Health::Bad),
+    ] {
+        service.on("GET", &format!("/computes/{name}"), [(200, cluster)]);
+        service.on("GET", "/jobs", [(200, json!({ "value": jobs }))]);
+        let found = room().await;
+        assert_eq!(found.health, health, "{found:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_console_that_cannot_be_read_does_not_hide_an_end() {
+    let (service, one) = (Service::new().await, attempt("hidden"));
+    let error = json!({ "code": "UserError", "message": "User process 'sh' exited with status code 4." });
+    let address = format!("{}/log", service.endpoint);
+    let details = json!({ "status": "Failed", "error": { "error": error }, "logFiles": { "user_logs/std_log.txt": address } });
+    service.shows(&one, "Failed", &details).await;
+    for (status, tries) in [(403, 1), (503, 3)] {
+        service.on("GET", "/log", [(status, Value::Null)]);
+        let before = service.asked().len();
+        let seen = service.provider().observe(&one).await.expect("seen");
+        assert!(matches!(&seen, Sighting::Unfit { why } if why.contains("its console cannot be read")), "{seen:?}");
+        assert_eq!(service.asked()[before..].iter().filter(|asked| asked.path == "/log").count(), tries, "{status}");
+    }
 }
 
 #[tokio::test]
