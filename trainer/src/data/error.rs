@@ -52,6 +52,8 @@ pub enum DataError {
         list(.columns)
     )]
     ColumnsDiffer { path: PathBuf, column: String, columns: Vec<String> },
+    #[error("{left_out} of the {rows} rows of {path} cannot be used, and `on_bad_row = \"skip\"` is for a few. The first: {first}")]
+    MostRowsBad { path: PathBuf, left_out: u64, rows: u64, first: String },
     #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]
     NotText { path: PathBuf, column: String, place: String },
     #[error("{path} is malformed in {place}: {reason}; correct it or leave the file out")]

@@ -435,13 +435,13 @@ fn special_tokens_of_a_tokenizer_that_is_there_are_made() {
 
 #[test]
 fn rows_that_were_left_out_are_told() {
-    let folder = folder(&[("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\nno row\n")]);
+    let folder = folder(&[("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\nno row\n{\"text\": \"b\"}\n")]);
     let json =
         |more: &str| serde_json::json!({"train": [folder.path().join("a.jsonl")], "validation_fraction": 0, "on_bad_row": more});
     let refused = quietly(&config(json("fail")), &folder.path().join("out")).unwrap_err().to_string();
     assert!(refused.contains("a.jsonl is malformed in line 2"), "{refused}");
     let summary = quietly(&config(json("skip")), &folder.path().join("out")).unwrap();
-    assert_eq!((summary.remarks.rows_left_out, summary.description.train.documents), (2, 1));
+    assert_eq!((summary.remarks.rows_left_out, summary.description.train.documents), (2, 2));
     let told = summary.remarks.sentences();
     assert!(told[0].starts_with("2 rows were left out") && told[0].contains("a.jsonl is malformed in line 2"), "{told:?}");
 }

@@ -13,6 +13,7 @@ use super::{DEFAULT, LONGEST_ROW, Table};
 use crate::data::DataError;
 use crate::data::text::documents::{LeftOut, Reading, Visit};
 use crate::data::text::source::{Source, failed};
+use crate::settings::OnBadRow;
 
 /// Columns of the widest row.
 const MOST_COLUMNS: usize = 10_000;
@@ -23,6 +24,26 @@ type Content = BufReader<Box<dyn Read>>;
 
 /// Lines, or values wherever they begin and end: the first of them tells.
 pub fn json(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+    // Where bad rows are left out, a first row without the usual column is one of them, and decides nothing for those after it.
+    let is_open = reading.column.is_none() && reading.on_bad_row == OnBadRow::Skip;
+    let column = if is_open && has_usual_column(path, reading) { Some(DEFAULT) } else { reading.column };
+    rows(path, source, &Reading { column, ..*reading }, visit)
+}
+
+/// Whether some row has a text in the usual column. As a rule the first has, and no other is read.
+fn has_usual_column(path: &Path, reading: &Reading<'_>) -> bool {
+    let Ok(source) = Source::open(path) else { return false };
+    let mut is_found = false;
+    let usual = Reading { column: Some(DEFAULT), ..*reading };
+    // An error comes again when the rows are read.
+    let _ended = rows(path, source, &usual, &mut |_| {
+        is_found = true;
+        Err(DataError::Changed { path: path.to_owned() })
+    });
+    is_found
+}
+
+fn rows(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
     let mut table = Table::new(path, reading);
     let mut content = BufReader::with_capacity(1 << 20, source.content);
     let mark = if source.beginning.starts_with(MARK) { MARK.len() } else { 0 };

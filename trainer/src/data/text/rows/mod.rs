@@ -111,11 +111,13 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// A file of bad rows alone is none with a few of them.
+    /// A file of which most rows are bad is none with a few of them.
     fn finish(self) -> Result<LeftOut, DataError> {
-        match self.first {
-            Some(error) if self.kept == 0 => Err(error),
-            first => Ok(LeftOut { rows: self.left_out, first: first.map(|error| error.to_string()) }),
+        let first = self.first.map(|error| error.to_string());
+        if let Some(first) = first.clone().filter(|_| self.left_out > self.kept) {
+            let rows = self.left_out + self.kept;
+            return Err(DataError::MostRowsBad { path: self.path.to_owned(), left_out: self.left_out, rows, first });
         }
+        Ok(LeftOut { rows: self.left_out, first })
     }
 }

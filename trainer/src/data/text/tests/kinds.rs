@@ -155,7 +155,13 @@ fn bad_rows_are_left_out_where_that_is_wished() {
     let cases: [BadRows<'_>; 9] = [
         ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
         ("u.jsonl", b"{\"text\": \"\xff\"}\n{\"text\": \"b\"}", 1, "invalid UTF-8 byte in line 1", &["b"]),
-        ("m.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n5\n{\"text\": 5}", 4, "malformed in line 2: ", &["a"]),
+        (
+            "m.jsonl",
+            b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n\"c\"\n{\"text\": \"d\"}",
+            2,
+            "malformed in line 2: ",
+            &["a", "c", "d"],
+        ),
         ("z.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\u0000\"}", 1, "a NUL byte in line 2", &["a"]),
         ("l.json", b"[{\"text\": \"a\"}, 7, {\"text\": \"b\"}]", 1, "malformed in row 2: invalid type: integer", &["a", "b"]),
         ("w.jsonl", "\"a\"\n\"b\"\u{3e2}\n\"c\"d\n\"e\"".as_bytes(), 2, "malformed in line 2: ", &["a", "e"]),
@@ -174,7 +180,29 @@ fn bad_rows_are_left_out_where_that_is_wished() {
     let (found, left_out) = read_as(&folder.file("long.jsonl", long), &SKIP).unwrap();
     assert!(found == ["a", "b"] && left_out.rows == 1, "{left_out:?}");
     let all = folder.file("all.jsonl", "{\"x\": 1}\n{\"y\": 2}");
-    assert!(read_as(&all, &SKIP).unwrap_err().to_string().contains("all.jsonl is not text in line 1"), "bad rows alone");
+    let message = read_as(&all, &SKIP).unwrap_err().to_string();
+    assert!(message.contains("all.jsonl is not text in line 1") && message.contains("2 of the 2 rows of"), "{message}");
+    let most = folder.file("most.jsonl", "{\"body\": \"a\"}\n{\"title\": \"b\"}\n{\"title\": \"c\"}");
+    let message = read_as(&most, &SKIP).unwrap_err().to_string();
+    assert!(message.contains("2 of the 3 rows of") && message.contains("is for a few. The first: "), "{message}");
+}
+
+/// A header, or another row without it, at the beginning of the file.
+#[test]
+fn the_usual_column_is_taken_before_one_that_is_guessed() {
+    let folder = Folder::new();
+    let rows = "{\"text\": \"a\"}\n{\"text\": \"b\", \"id\": 1}\n";
+    for (name, first) in
+        [("m.jsonl", "{\"meta\": \"x\"}\n"), ("e.jsonl", "{\"x\": \"y\"}\n{\"text\": \"\"}\n"), ("b.jsonl", "no row\n{}\n")]
+    {
+        let (found, left_out) = read_as(&folder.file(name, format!("{first}{rows}")), &SKIP).expect(name);
+        assert_eq!(found, ["a", "b"], "{name}");
+        assert!(left_out.rows > 0 && left_out.first.is_some_and(|message| message.contains("line 1")), "{name}");
+    }
+    let list = folder.file("l.json", "[{\"meta\": \"x\"}, {\"text\": \"a\"}, {\"text\": \"b\"}]");
+    assert_eq!(read_as(&list, &SKIP).unwrap().0, ["a", "b"]);
+    let guessed = folder.file("g.jsonl", "{\"body\": \"a\"}\n{\"body\": \"b\"}\n{}");
+    assert_eq!(read_as(&guessed, &SKIP).unwrap().0, ["a", "b"], "no row has the usual one");
 }
 
 #[test]
