@@ -77,17 +77,31 @@ fn lines(table: &mut Table<'_>, mut content: Content, visit: &mut Visit<'_>) -> 
             continue;
         }
         if table.kept == 0 && table.left_out == 0 && goes_on(row) {
-            let content: Box<dyn Read> = Box::new(Cursor::new(line).chain(content));
-            return values(
-                table,
-                Values { content: BufReader::with_capacity(1 << 20, content), is_list: false, line: number },
-                visit,
-            );
+            let following = following(&mut content).map_err(|error| failed(path, &error))?;
+            if !stands_alone(&following) {
+                let content = before([line, following].concat(), content);
+                return values(table, Values { content, is_list: false, line: number }, visit);
+            }
+            // This line was cut, and each of the others is a row.
+            content = before(following, content);
         }
         let text = text_of(table, row, &place());
         table.row(text, place, visit)?;
     }
     Ok(())
+}
+
+/// The next line that is not empty, with the empty ones before it.
+fn following(content: &mut Content) -> std::io::Result<Vec<u8>> {
+    let mut lines = Vec::new();
+    let mut rest = content.by_ref().take(LONGEST_ROW as u64 + 1);
+    while lines.trim_ascii().is_empty() && rest.read_until(b'\n', &mut lines)? > 0 {}
+    Ok(lines)
+}
+
+/// What was read already, and the rest.
+fn before(read: Vec<u8>, rest: Content) -> Content {
+    BufReader::with_capacity(1 << 20, Box::new(Cursor::new(read).chain(rest)))
 }
 
 /// Values of a list, or one after another.
@@ -153,9 +167,24 @@ fn plain(error: &serde_json::Error) -> String {
     error.to_string().replace(" at line 1 column", " at column")
 }
 
-/// Whether a line is the beginning of an object that ends in another.
+/// Whether a line is the beginning of an object that ends in another. A string ends in its own.
 fn goes_on(row: &[u8]) -> bool {
-    row.starts_with(b"{") && !Scan::new(row).value() && serde_json::from_slice::<IgnoredAny>(row).is_err_and(|error| error.is_eof())
+    let is_part = || serde_json::from_slice::<IgnoredAny>(row).is_err_and(|error| error.is_eof());
+    row.starts_with(b"{") && !Scan::new(row).value() && is_part() && !ends_in_string(row)
+}
+
+fn ends_in_string(row: &[u8]) -> bool {
+    let (mut is_string, mut is_escaped) = (false, false);
+    for byte in row {
+        is_string ^= *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+    }
+    is_string
+}
+
+/// Whether a line is an object by itself.
+pub fn stands_alone(line: &[u8]) -> bool {
+    Scan::new(line.trim_ascii()).members().is_some()
 }
 
 /// Names, and values as they stand there.

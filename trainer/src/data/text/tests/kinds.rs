@@ -187,6 +187,31 @@ fn bad_rows_are_left_out_where_that_is_wished() {
     assert!(message.contains("2 of the 3 rows of") && message.contains("is for a few. The first: "), "{message}");
 }
 
+#[test]
+fn a_first_line_that_was_cut_is_one_bad_row() {
+    let folder = Folder::new();
+    let rest = "\n{\"text\": \"b\"}\n{\"text\": \"c\"}\n".repeat(5);
+    for cut in [
+        "{\"text\": \"a",
+        "{\"text\": \"a\"",
+        "{\"text\"",
+        "{\"text\": [1, ",
+        "{\"text\": \"a\\",
+        "{\"text\": \"a\n{\"text\": \"q",
+        "{\n",
+    ] {
+        let path = folder.file("cut.jsonl", format!("{cut}{rest}"));
+        let (found, left_out) = read_as(&path, &SKIP).expect(cut);
+        assert_eq!(
+            (found, left_out.rows),
+            (["b", "c"].repeat(5).iter().map(ToString::to_string).collect(), cut.trim().lines().count() as u64),
+            "{cut}"
+        );
+        let message = read(&path, None).expect_err(cut).to_string();
+        assert!(message.contains("cut.jsonl is malformed in line 1: EOF while parsing"), "{message}");
+    }
+}
+
 /// A header, or another row without it, at the beginning of the file.
 #[test]
 fn the_usual_column_is_taken_before_one_that_is_guessed() {
