@@ -19,6 +19,8 @@ pub enum Class {
 pub enum DataError {
     #[error("{path} does not exist; correct the path")]
     Missing { path: PathBuf },
+    #[error("{path} is a link to {}, which does not exist; correct the link or remove it", .target.display())]
+    Dangling { path: PathBuf, target: PathBuf },
     #[error("cannot read {path}: {source}{}", advice(.source))]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error("the pattern `{pattern}` matches no file; correct it")]

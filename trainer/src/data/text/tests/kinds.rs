@@ -262,6 +262,24 @@ fn links_to_directories_are_followed_once() {
     assert_eq!(names, ["a.txt", "linked/deep/b.txt"]);
 }
 
+/// A text that is not there is missed, and not passed over.
+#[test]
+fn links_that_lead_to_nothing_are_named() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    folder.file("a.txt", "a");
+    symlink("gone.txt", elsewhere.0.path().join("b.txt")).unwrap();
+    symlink(elsewhere.0.path(), folder.0.path().join("linked")).unwrap();
+    let root = folder.0.path().display();
+    for name in [format!("{root}"), format!("{root}/linked"), format!("{root}/**/*.txt"), format!("{root}/linked/b.*")] {
+        let message = find(std::slice::from_ref(&name)).expect_err(&name).to_string();
+        assert!(message.contains("linked/b.txt is a link to gone.txt, which does not exist"), "{message}");
+    }
+    elsewhere.file("gone.txt", "b");
+    assert_eq!(find(&[root.to_string()]).unwrap().len(), 3, "it leads to a text now");
+    symlink("gone too", elsewhere.0.path().join(".hidden")).unwrap();
+    assert_eq!(find(&[root.to_string()]).unwrap().len(), 3, "hidden ones are skipped");
+}
+
 #[test]
 fn a_text_ends_where_it_says_so() {
     let folder = Folder::new();
