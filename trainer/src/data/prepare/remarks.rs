@@ -21,6 +21,16 @@ pub struct Remarks {
     pub first_row: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
+    /// A vocabulary that the text was too short for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<Vocabulary>,
+}
+
+/// Tokens that were learnt, and those that were asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vocabulary {
+    pub tokens: usize,
+    pub wanted: usize,
 }
 
 impl Remarks {
@@ -52,6 +62,12 @@ impl Remarks {
                  transformers does, and \"literal\" says that characters are meant"
             )
         });
-        rows.into_iter().chain(literal).collect()
+        let vocabulary = self.vocabulary.map(|Vocabulary { tokens, wanted }| {
+            format!(
+                "the vocabulary has {tokens} tokens, not {wanted} as data.tokenizer.vocabulary says: the text repeats nothing more that \
+                 would make one"
+            )
+        });
+        rows.into_iter().chain(literal).chain(vocabulary).collect()
     }
 }
