@@ -19,6 +19,9 @@ pub struct Remarks {
     /// Rows of which nothing could be made, and what is wrong with the first.
     pub rows_left_out: u64,
     pub first_row: Option<String>,
+    /// Rows of csv with fewer fields than the header, and a text.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub short_rows: u64,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
     /// A vocabulary that the text was too short for.
@@ -31,6 +34,11 @@ pub struct Remarks {
 pub struct Vocabulary {
     pub tokens: usize,
     pub wanted: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Remarks {
@@ -55,6 +63,10 @@ impl Remarks {
             let (rows, were) = if self.rows_left_out == 1 { ("row", "was") } else { ("rows", "were") };
             format!("{} {rows} {were} left out, as data.on_bad_row = \"skip\" says; the first: {first}", self.rows_left_out)
         });
+        let short = (self.short_rows > 0).then(|| {
+            let (rows, have, were) = if self.short_rows == 1 { ("row", "has", "was") } else { ("rows", "have", "were") };
+            format!("{} {rows} of csv {have} fewer fields than the header, and {were} taken: the text is there", self.short_rows)
+        });
         let literal = self.literal.iter().map(|(token, count)| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
             format!(
@@ -68,6 +80,6 @@ impl Remarks {
                  would make one"
             )
         });
-        rows.into_iter().chain(literal).chain(vocabulary).collect()
+        rows.into_iter().chain(short).chain(literal).chain(vocabulary).collect()
     }
 }

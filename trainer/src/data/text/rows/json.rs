@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 
 use super::{DEFAULT, LONGEST_ROW, Table};
 use crate::data::DataError;
-use crate::data::text::documents::{LeftOut, Reading, Visit};
+use crate::data::text::documents::{Findings, Reading, Visit};
 use crate::data::text::source::{Source, failed};
 use crate::settings::OnBadRow;
 
@@ -23,7 +23,7 @@ const MARK: &[u8] = "\u{feff}".as_bytes();
 type Content = BufReader<Box<dyn Read>>;
 
 /// Lines, or values wherever they begin and end: the first of them tells.
-pub fn json(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+pub fn json(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
     // Where bad rows are left out, a first row without the usual column is one of them, and decides nothing for those after it.
     let is_open = reading.column.is_none() && reading.on_bad_row == OnBadRow::Skip;
     let column = if is_open && has_usual_column(path, reading) { Some(DEFAULT) } else { reading.column };
@@ -43,7 +43,7 @@ fn has_usual_column(path: &Path, reading: &Reading<'_>) -> bool {
     is_found
 }
 
-fn rows(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+fn rows(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
     let mut table = Table::new(path, reading);
     let mut content = BufReader::with_capacity(1 << 20, source.content);
     let mark = if source.beginning.starts_with(MARK) { MARK.len() } else { 0 };

@@ -173,12 +173,15 @@ fn bad_rows_are_left_out_where_that_is_wished() {
         let path = folder.file(name, content);
         assert!(read(&path, None).is_err(), "{name}");
         let (found, left_out) = read_as(&path, &SKIP).expect(name);
-        assert!(found == expected && left_out.rows == rows, "{name}: {found:?} {left_out:?}");
+        assert!(found == expected && left_out.left_out == rows, "{name}: {found:?} {left_out:?}");
         assert!(left_out.first.as_deref().is_some_and(|message| message.contains(first)), "{name}: {left_out:?}");
     }
+    let short = folder.file("short.csv", "text,id,note\na,1,x\nb\nc,2\n");
+    let (found, findings) = read_as(&short, &Reading::default()).unwrap();
+    assert!(found == ["a", "b", "c"] && (findings.short, findings.left_out) == (2, 0), "{findings:?}");
     let long = format!("{{\"text\": \"a\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"b\"}}", "x".repeat(33 << 20));
     let (found, left_out) = read_as(&folder.file("long.jsonl", long), &SKIP).unwrap();
-    assert!(found == ["a", "b"] && left_out.rows == 1, "{left_out:?}");
+    assert!(found == ["a", "b"] && left_out.left_out == 1, "{left_out:?}");
     let all = folder.file("all.jsonl", "{\"x\": 1}\n{\"y\": 2}");
     let message = read_as(&all, &SKIP).unwrap_err().to_string();
     assert!(message.contains("all.jsonl is not text in line 1") && message.contains("2 of the 2 rows of"), "{message}");
@@ -203,7 +206,7 @@ fn a_first_line_that_was_cut_is_one_bad_row() {
         let path = folder.file("cut.jsonl", format!("{cut}{rest}"));
         let (found, left_out) = read_as(&path, &SKIP).expect(cut);
         assert_eq!(
-            (found, left_out.rows),
+            (found, left_out.left_out),
             (["b", "c"].repeat(5).iter().map(ToString::to_string).collect(), cut.trim().lines().count() as u64),
             "{cut}"
         );
@@ -222,7 +225,7 @@ fn the_usual_column_is_taken_before_one_that_is_guessed() {
     {
         let (found, left_out) = read_as(&folder.file(name, format!("{first}{rows}")), &SKIP).expect(name);
         assert_eq!(found, ["a", "b"], "{name}");
-        assert!(left_out.rows > 0 && left_out.first.is_some_and(|message| message.contains("line 1")), "{name}");
+        assert!(left_out.left_out > 0 && left_out.first.is_some_and(|message| message.contains("line 1")), "{name}");
     }
     let list = folder.file("l.json", "[{\"meta\": \"x\"}, {\"text\": \"a\"}, {\"text\": \"b\"}]");
     assert_eq!(read_as(&list, &SKIP).unwrap().0, ["a", "b"]);
