@@ -19,6 +19,8 @@ pub enum Class {
 pub enum DataError {
     #[error("{path} does not exist; correct the path")]
     Missing { path: PathBuf },
+    #[error("{path} is a link to {}, which does not exist; correct the link or remove it", .target.display())]
+    Dangling { path: PathBuf, target: PathBuf },
     #[error("cannot read {path}: {source}{}", advice(.source))]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error("the pattern `{pattern}` matches no file; correct it")]
@@ -52,6 +54,8 @@ pub enum DataError {
         list(.columns)
     )]
     ColumnsDiffer { path: PathBuf, column: String, columns: Vec<String> },
+    #[error("{left_out} of the {rows} rows of {path} cannot be used, and `on_bad_row = \"skip\"` is for a few. The first: {first}")]
+    MostRowsBad { path: PathBuf, left_out: u64, rows: u64, first: String },
     #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]
     NotText { path: PathBuf, column: String, place: String },
     #[error("{path} is malformed in {place}: {reason}; correct it or leave the file out")]

@@ -46,7 +46,7 @@ pub fn survey(
         let mut digest = Sha256::new();
         let (mut bytes, mut read) = (0, 0);
         let length = path.metadata().map_or(u64::MAX, |metadata| metadata.len());
-        let left_out = documents(path, reading, &mut |part: Part<'_>| {
+        let findings = documents(path, reading, &mut |part: Part<'_>| {
             digest.update(part.text);
             bytes += part.text.len() as u64;
             read += part.text.len() as u64;
@@ -60,8 +60,9 @@ pub fn survey(
             }
             Ok(())
         })?;
-        remarks.rows_left_out += left_out.rows;
-        remarks.first_row = remarks.first_row.take().or(left_out.first);
+        remarks.rows_left_out += findings.left_out;
+        remarks.short_rows += findings.short;
+        remarks.first_row = remarks.first_row.take().or(findings.first);
         *done += if length == u64::MAX { read } else { length };
         report(*done);
     }

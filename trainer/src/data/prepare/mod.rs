@@ -17,7 +17,7 @@ use std::time::UNIX_EPOCH;
 use sha2::{Digest, Sha256};
 
 use self::choose::{Fate, choose, survey};
-pub use self::remarks::Remarks;
+pub use self::remarks::{Remarks, Vocabulary};
 use super::DataError;
 use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, SplitDescription, TokenizerFiles, hex};
 use super::text;
@@ -126,7 +126,7 @@ pub fn prepare(
     let mut told = None;
     let progress = &mut |stage, done, total| {
         // The end of the last file is the end of all.
-        if told.replace((stage, done)) != Some((stage, done)) {
+        if told.replace((stage, done, total)) != Some((stage, done, total)) {
             progress(stage, done, total);
         }
     };
@@ -221,7 +221,11 @@ fn learnt_tokenizer(vocabulary: usize, selection: &Selection<'_>, progress: &mut
     })?;
     count(&mut counts, &batch);
     progress(Stage::Counting, done, Some(selection.bytes));
-    Tokenizer::learn(&counts, vocabulary, &mut |done| progress(Stage::Learning, done, Some(vocabulary as u64)))
+    let learnt = Tokenizer::learn(&counts, vocabulary, &mut |done| progress(Stage::Learning, done, Some(vocabulary as u64)))?;
+    // A text that repeats too little ends the stage early.
+    let tokens = learnt.vocabulary() as u64;
+    progress(Stage::Learning, tokens, Some(tokens));
+    Ok(learnt)
 }
 
 fn count(counts: &mut PieceCounts, texts: &[String]) {
@@ -241,7 +245,12 @@ fn write_text(
     let mut remarks = Remarks::default();
     let selection = Selection::make(config, inputs, specials, &mut remarks, progress)?;
     let learnt = match (&known, config.tokenizer.vocabulary) {
-        (None, Some(vocabulary)) => Some(learnt_tokenizer(vocabulary, &selection, progress)?),
+        (None, Some(vocabulary)) => {
+            let learnt = learnt_tokenizer(vocabulary, &selection, progress)?;
+            let tokens = learnt.vocabulary();
+            remarks.vocabulary = (tokens < vocabulary).then_some(Vocabulary { tokens, wanted: vocabulary });
+            Some(learnt)
+        }
         _ => None,
     };
     // One of the two is there.

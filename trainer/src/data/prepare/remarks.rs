@@ -19,8 +19,26 @@ pub struct Remarks {
     /// Rows of which nothing could be made, and what is wrong with the first.
     pub rows_left_out: u64,
     pub first_row: Option<String>,
+    /// Rows of csv with fewer fields than the header, and a text.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub short_rows: u64,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
+    /// A vocabulary that the text was too short for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<Vocabulary>,
+}
+
+/// Tokens that were learnt, and those that were asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vocabulary {
+    pub tokens: usize,
+    pub wanted: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Remarks {
@@ -45,6 +63,10 @@ impl Remarks {
             let (rows, were) = if self.rows_left_out == 1 { ("row", "was") } else { ("rows", "were") };
             format!("{} {rows} {were} left out, as data.on_bad_row = \"skip\" says; the first: {first}", self.rows_left_out)
         });
+        let short = (self.short_rows > 0).then(|| {
+            let (rows, have, were) = if self.short_rows == 1 { ("row", "has", "was") } else { ("rows", "have", "were") };
+            format!("{} {rows} of csv {have} fewer fields than the header, and {were} taken: the text is there", self.short_rows)
+        });
         let literal = self.literal.iter().map(|(token, count)| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
             format!(
@@ -52,6 +74,12 @@ impl Remarks {
                  transformers does, and \"literal\" says that characters are meant"
             )
         });
-        rows.into_iter().chain(literal).collect()
+        let vocabulary = self.vocabulary.map(|Vocabulary { tokens, wanted }| {
+            format!(
+                "the vocabulary has {tokens} tokens, not {wanted} as data.tokenizer.vocabulary says: the text repeats nothing more that \
+                 would make one"
+            )
+        });
+        rows.into_iter().chain(short).chain(literal).chain(vocabulary).collect()
     }
 }

@@ -114,6 +114,27 @@ fn progress_rises_to_the_whole_in_each_stage() {
 }
 
 #[test]
+fn a_vocabulary_that_the_text_is_too_short_for_is_told() {
+    let text = folder(&[("a.txt", "to be or not to be, that is the question")]);
+    let make = |vocabulary: u32| {
+        let tokenizer = serde_json::json!({"kind": "train", "vocabulary": vocabulary});
+        let config = config(serde_json::json!({"train": [text.path().join("a.txt")], "tokenizer": tokenizer}));
+        let (mut last, out) = (None, text.path().join(vocabulary.to_string()));
+        let made = prepare(&config, None, &out, &mut |stage, done, total| {
+            last = (stage == Stage::Learning).then_some((done, total)).or(last);
+        });
+        (made.unwrap(), last.unwrap())
+    };
+    let (made, (done, total)) = make(4096);
+    let tokens = made.description.vocabulary;
+    assert_eq!((done, total), (tokens as u64, Some(tokens as u64)), "the stage ends");
+    let expected = format!("the vocabulary has {tokens} tokens, not 4096 as data.tokenizer.vocabulary says");
+    assert!(tokens < 300 && made.remarks.sentences()[0].starts_with(&expected), "{:?}", made.remarks);
+    assert_eq!(Remarks::read(&text.path().join("4096")), made.remarks, "told again of the same dataset");
+    assert_eq!(make(tokens as u32).0.remarks, Remarks::default());
+}
+
+#[test]
 fn an_interrupted_preparation_leaves_nothing() {
     let text = many();
     let out = tempfile::tempdir().unwrap();
@@ -438,13 +459,13 @@ fn special_tokens_of_a_tokenizer_that_is_there_are_made() {
 
 #[test]
 fn rows_that_were_left_out_are_told() {
-    let folder = folder(&[("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\nno row\n")]);
+    let folder = folder(&[("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\nno row\n{\"text\": \"b\"}\n")]);
     let json =
         |more: &str| serde_json::json!({"train": [folder.path().join("a.jsonl")], "validation_fraction": 0, "on_bad_row": more});
     let refused = quietly(&config(json("fail")), &folder.path().join("out")).unwrap_err().to_string();
     assert!(refused.contains("a.jsonl is malformed in line 2"), "{refused}");
     let summary = quietly(&config(json("skip")), &folder.path().join("out")).unwrap();
-    assert_eq!((summary.remarks.rows_left_out, summary.description.train.documents), (2, 1));
+    assert_eq!((summary.remarks.rows_left_out, summary.description.train.documents), (2, 2));
     let told = summary.remarks.sentences();
     assert!(told[0].starts_with("2 rows were left out") && told[0].contains("a.jsonl is malformed in line 2"), "{told:?}");
 }

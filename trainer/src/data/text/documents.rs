@@ -33,29 +33,31 @@ pub struct Reading<'a> {
     pub split: Option<&'a Specials>,
 }
 
-/// Rows of a file that were left out because nothing can be made of them.
+/// Facts about a file that its reader should know.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LeftOut {
-    pub rows: u64,
-    /// The error of the first row.
+pub struct Findings {
+    /// Rows that were left out because nothing can be made of them, and the error of the first.
+    pub left_out: u64,
     pub first: Option<String>,
+    /// Rows of csv with fewer fields than the header, and a text.
+    pub short: u64,
 }
 
 /// Reads the documents of a file in order. Memory does not grow with a text file, except by the longest stretch without white
 /// space. Empty documents are left out; where the text itself has ends of text, those between two of them are not.
-pub fn documents(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+pub fn documents(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
     let source = Source::open(path)?;
     let Some(specials) = reading.split else { return read(path, source, reading, visit) };
     let mut is_open = false;
     read(path, source, reading, &mut |part| split(part, specials, &mut is_open, visit))
 }
 
-fn read(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+fn read(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
     match source.kind {
         Kind::Csv(delimiter) => rows::csv(path, source.content, delimiter, reading, visit),
         Kind::Json => rows::json(path, source, reading, visit),
         Kind::Parquet => rows::parquet(path, reading, visit),
-        Kind::Text => text(path, source.content, reading.split, visit).map(|()| LeftOut::default()),
+        Kind::Text => text(path, source.content, reading.split, visit).map(|()| Findings::default()),
     }
 }
 

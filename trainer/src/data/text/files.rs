@@ -29,7 +29,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for entry in glob::glob(pattern).map_err(bad)? {
         let path = entry.map_err(|error| DataError::reading(error.path(), std::io::Error::from(error.error().kind())))?;
-        if !is_hidden(&path) && path.is_file() {
+        if !is_hidden(&path) && is_file(&path)? {
             files.push(path);
         }
     }
@@ -66,11 +66,19 @@ fn walk_once(directory: &Path, seen: &mut FxHashSet<PathBuf>, files: &mut Vec<Pa
     for path in paths.into_iter().filter(|path| !is_hidden(path)) {
         if path.is_dir() {
             walk_once(&path, seen, files)?;
-        } else if path.is_file() {
+        } else if is_file(&path)? {
             files.push(path);
         }
     }
     Ok(())
+}
+
+/// Whether a regular file is there. A link that leads to nothing stood for one.
+fn is_file(path: &Path) -> Result<bool, DataError> {
+    match std::fs::read_link(path) {
+        Ok(target) if !path.exists() => Err(DataError::Dangling { path: path.to_owned(), target }),
+        _ => Ok(path.is_file()),
+    }
 }
 
 fn is_hidden(path: &Path) -> bool {

@@ -9,7 +9,7 @@ mod rows;
 mod source;
 
 pub use cargo::{cargo_dependencies, cargo_dependencies_here};
-pub use documents::{LeftOut, Part, Reading, documents};
+pub use documents::{Findings, Part, Reading, documents};
 pub use files::find;
 pub(crate) use source::refuse_other_content;
 

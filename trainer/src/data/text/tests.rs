@@ -22,7 +22,7 @@ fn read(path: &Path, column: Option<&str>) -> Result<Vec<String>, DataError> {
 }
 
 /// The same, and what was left out.
-fn read_as(path: &Path, reading: &Reading<'_>) -> Result<(Vec<String>, LeftOut), DataError> {
+fn read_as(path: &Path, reading: &Reading<'_>) -> Result<(Vec<String>, Findings), DataError> {
     let mut found = vec![String::new()];
     let left_out = documents(path, reading, &mut |part: Part<'_>| {
         found.last_mut().expect("never empty").push_str(part.text);
@@ -313,7 +313,7 @@ fn mistakes_in_the_text_are_named() {
             "c.csv has no column `text` and more than one to choose from: `id`, `body`. Set `column`",
         ),
         ("c.csv", b"id,body\n1,a\n", Some("txt"), "c.csv has no column `txt`; its columns are: `id`, `body`. Set `column` to one"),
-        ("l.csv", b"text,id\na,1\nb\n", None, "l.csv is malformed in line 3: it has 1 fields, the header has 2; correct it"),
+        ("l.csv", b"id,text\n1,a\n2\n", None, "l.csv is malformed in line 3: it has 1 fields, the header has 2; correct it"),
         ("q.csv", b"text\n\"a\nb\nc\n", None, "q.csv is malformed in line 2: a quotation mark is never closed; correct it"),
         ("c.jsonl", b"{\"a\": \"x\", \"b\": 1}", None, "c.jsonl has no column `text` and more than one to choose from: `a`, `b`."),
         (

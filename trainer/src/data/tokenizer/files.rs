@@ -1,7 +1,7 @@
 //! The tokenizer's files, as `transformers` and `tokenizers` read them.
 //!
-//! `vocab.json` and `merges.txt` are the form of the GPT-2 release and are what we read back, with the tokens of
-//! `tokenizer.json` that were added; `tokenizer.json` is the same in the form of the `tokenizers` library;
+//! `vocab.json` and `merges.txt` are the form of the GPT-2 release; `tokenizer.json` is the same in the form of the `tokenizers`
+//! library, with its rules for text, and is what we read back;
 //! `tokenizer_config.json` names the class. In all of them a byte is written as a printable character (`bytes_to_unicode` of
 //! GPT-2's `encoder.py`).
 

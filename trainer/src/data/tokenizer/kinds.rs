@@ -63,28 +63,33 @@ fn one_file_alone_is_a_tokenizer() {
 fn what_is_not_gpt2s_is_named() {
     let (directory, _) = saved();
     let directory = directory.path();
-    remove(directory, &OLD);
     let whole = json_of(directory, "tokenizer.json");
-    let cases: [(&str, Value, &str); 9] = [
+    let cases: [(&str, Value, &str); 11] = [
         ("/model/type", json!("Unigram"), "its model is Unigram"),
         ("/model/dropout", json!(0.1), "its model has dropout"),
         ("/model/byte_fallback", json!(true), "its model has byte_fallback"),
+        ("/model/end_of_word_suffix", json!("</w>"), "its model has end_of_word_suffix"),
         ("/normalizer", json!({"type": "NFC"}), "its normalizer is NFC"),
         ("/pre_tokenizer", json!({"type": "Metaspace"}), "its pre-tokenizer is Metaspace"),
+        ("/pre_tokenizer", json!({"type": "Split", "pattern": {"Regex": "."}}), "its pre-tokenizer is Split"),
         ("/pre_tokenizer", Value::Null, "it has no pre-tokenizer"),
         ("/pre_tokenizer/use_regex", json!(false), "its pre-tokenizer is ByteLevel"),
         ("/pre_tokenizer/add_prefix_space", json!(true), "puts a blank before every text"),
         ("/model/merges", json!(["a zz"]), "merge 0: `a` and `zz` are not a pair of tokens"),
     ];
-    for (pointer, value, expected) in cases {
-        let mut changed = whole.clone();
-        *changed.pointer_mut(pointer).unwrap() = value;
-        put(directory, "tokenizer.json", changed);
-        let message = load(directory).unwrap_err();
-        assert!(message.contains(expected) && message.contains("tokenizer.json"), "{message}");
+    // Beside the files of GPT-2's release, which have no rules, and alone.
+    for also in [&[][..], &OLD] {
+        remove(directory, also);
+        for (pointer, value, expected) in &cases {
+            let mut changed = whole.clone();
+            *changed.pointer_mut(pointer).unwrap() = value.clone();
+            put(directory, "tokenizer.json", changed);
+            let message = load(directory).unwrap_err();
+            assert!(message.contains(expected) && message.contains("tokenizer.json"), "{message}");
+        }
+        put(directory, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+        assert!(load(directory).unwrap_err().contains("is a pointer of git-lfs"));
     }
-    put(directory, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
-    assert!(load(directory).unwrap_err().contains("is a pointer of git-lfs"));
 }
 
 /// Editors on Windows put a byte-order mark before a text; some write two bytes for each character.
@@ -102,8 +107,9 @@ fn a_text_with_a_mark_is_the_text() {
         rewrite(name, &|text| format!("\u{feff}{text}").into_bytes());
         assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "{name}");
     }
-    remove(directory, &["vocab.json"]);
-    assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "of the one file");
+    remove(directory, &["tokenizer.json"]);
+    assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "of the two files");
+    tokenizer.save(directory).unwrap();
     let ways = [("\u{feff}", u16::to_le_bytes as fn(u16) -> [u8; 2]), ("", u16::to_be_bytes)];
     for (mark, bytes) in ways {
         rewrite("tokenizer.json", &|text| {
@@ -112,7 +118,6 @@ fn a_text_with_a_mark_is_the_text() {
         let message = load(directory).unwrap_err();
         assert!(message.ends_with("tokenizer.json: it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it"), "{message}");
         tokenizer.save(directory).unwrap();
-        remove(directory, &["vocab.json"]);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Reads the tokenizer of a Hugging Face directory: `vocab.json` and `merges.txt`, or `tokenizer.json` alone, with the tokens that
-//! were added to it and the name of its end of text, wherever a version of the libraries has written them.
+//! Reads the tokenizer of a Hugging Face directory: `tokenizer.json`, or `vocab.json` and `merges.txt` without one, with the tokens
+//! that were added to it and the name of its end of text, wherever a version of the libraries has written them.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -164,9 +164,9 @@ impl Tokenizer {
             return Err(DataError::OtherTokenizer { path, what });
         }
         let has = |name| directory.join(name).exists();
-        let library = directory.join(TOKENIZER);
-        let base = if has(TOKENIZER) && !(has(VOCABULARY) && has(MERGES)) {
-            library_base(&library)?
+        // The libraries take no other file where this one is, and it alone has the rules for text.
+        let base = if has(TOKENIZER) {
+            library_base(&directory.join(TOKENIZER))?
         } else {
             let path = directory.join(VOCABULARY);
             let ids = required(&path)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{LONGEST_ROW, Table};
 use crate::data::DataError;
-use crate::data::text::documents::{LeftOut, Reading, Visit};
+use crate::data::text::documents::{Findings, Reading, Visit};
 use crate::data::text::source::failed;
 
 /// Only the wanted column has to be text.
@@ -17,37 +17,38 @@ pub fn csv(
     delimiter: u8,
     reading: &Reading<'_>,
     visit: &mut Visit<'_>,
-) -> Result<LeftOut, DataError> {
+) -> Result<Findings, DataError> {
     let mut table = Table::new(path, reading);
     let since = Cell::new(0);
     let metered = Metered { content: BufReader::with_capacity(1 << 20, content), since: &since, quotes: Quotes::new(delimiter) };
-    let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).from_reader(metered);
+    let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(metered);
     let columns: Vec<String> = match reader.byte_headers() {
         Ok(headers) => headers.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect(),
         Err(error) => return Err(csv_error(&table, &error, None)),
     };
     if columns.is_empty() {
-        return Ok(LeftOut::default());
+        return Ok(Findings::default());
     }
     let index = table.choose(&columns.iter().map(Cow::from).collect::<Vec<_>>())?;
     let (mut last, mut record) = (::csv::Position::new(), ::csv::ByteRecord::new());
     loop {
-        match reader.read_byte_record(&mut record) {
-            Ok(false) => break,
-            Ok(true) => {}
-            Err(error) if matches!(error.kind(), ::csv::ErrorKind::UnequalLengths { .. }) => {
-                table.bad(csv_error(&table, &error, Some(&last)))?;
-                since.set(0);
-                continue;
-            }
-            Err(error) => return Err(csv_error(&table, &error, Some(&last))),
+        if !reader.read_byte_record(&mut record).map_err(|error| csv_error(&table, &error, Some(&last)))? {
+            break;
         }
         if let Some(position) = record.position() {
             last = position.clone();
         }
         since.set(0);
         let place = || format!("line {}", last.line());
-        let text = std::str::from_utf8(&record[index]).map_err(|_| table.not_utf8(place()));
+        // As pandas reads them, fields that a row lacks are empty, and what has no name is too much. Only the text has to be there.
+        let is_short = record.len() < columns.len();
+        let Some(text) = record.get(index).filter(|_| record.len() <= columns.len()) else {
+            let reason = format!("it has {} fields, the header has {}", record.len(), columns.len());
+            table.bad(table.malformed(place(), &reason))?;
+            continue;
+        };
+        table.short += u64::from(is_short);
+        let text = std::str::from_utf8(text).map_err(|_| table.not_utf8(place()));
         table.row(text.map(Cow::Borrowed), place, visit)?;
     }
     if reader.into_inner().quotes.is_open {
@@ -112,9 +113,6 @@ fn csv_error(table: &Table<'_>, error: &::csv::Error, last: Option<&::csv::Posit
     match error.kind() {
         ::csv::ErrorKind::Io(source) if source.kind() == ErrorKind::FileTooLarge => table.too_long(line(&last.cloned())),
         ::csv::ErrorKind::Io(source) => failed(table.path, source),
-        ::csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
-            table.malformed(line(pos), &format!("it has {len} fields, the header has {expected_len}"))
-        }
         _ => table.malformed(line(&error.position().cloned()), error),
     }
 }

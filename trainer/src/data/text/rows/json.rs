@@ -11,8 +11,9 @@ use serde::de::IgnoredAny;
 
 use super::{DEFAULT, LONGEST_ROW, Table};
 use crate::data::DataError;
-use crate::data::text::documents::{LeftOut, Reading, Visit};
+use crate::data::text::documents::{Findings, Reading, Visit};
 use crate::data::text::source::{Source, failed};
+use crate::settings::OnBadRow;
 
 /// Columns of the widest row.
 const MOST_COLUMNS: usize = 10_000;
@@ -22,7 +23,27 @@ const MARK: &[u8] = "\u{feff}".as_bytes();
 type Content = BufReader<Box<dyn Read>>;
 
 /// Lines, or values wherever they begin and end: the first of them tells.
-pub fn json(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+pub fn json(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
+    // Where bad rows are left out, a first row without the usual column is one of them, and decides nothing for those after it.
+    let is_open = reading.column.is_none() && reading.on_bad_row == OnBadRow::Skip;
+    let column = if is_open && has_usual_column(path, reading) { Some(DEFAULT) } else { reading.column };
+    rows(path, source, &Reading { column, ..*reading }, visit)
+}
+
+/// Whether some row has a text in the usual column. As a rule the first has, and no other is read.
+fn has_usual_column(path: &Path, reading: &Reading<'_>) -> bool {
+    let Ok(source) = Source::open(path) else { return false };
+    let mut is_found = false;
+    let usual = Reading { column: Some(DEFAULT), ..*reading };
+    // An error comes again when the rows are read.
+    let _ended = rows(path, source, &usual, &mut |_| {
+        is_found = true;
+        Err(DataError::Changed { path: path.to_owned() })
+    });
+    is_found
+}
+
+fn rows(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
     let mut table = Table::new(path, reading);
     let mut content = BufReader::with_capacity(1 << 20, source.content);
     let mark = if source.beginning.starts_with(MARK) { MARK.len() } else { 0 };
@@ -56,17 +77,31 @@ fn lines(table: &mut Table<'_>, mut content: Content, visit: &mut Visit<'_>) -> 
             continue;
         }
         if table.kept == 0 && table.left_out == 0 && goes_on(row) {
-            let content: Box<dyn Read> = Box::new(Cursor::new(line).chain(content));
-            return values(
-                table,
-                Values { content: BufReader::with_capacity(1 << 20, content), is_list: false, line: number },
-                visit,
-            );
+            let following = following(&mut content).map_err(|error| failed(path, &error))?;
+            if !stands_alone(&following) {
+                let content = before([line, following].concat(), content);
+                return values(table, Values { content, is_list: false, line: number }, visit);
+            }
+            // This line was cut, and each of the others is a row.
+            content = before(following, content);
         }
         let text = text_of(table, row, &place());
         table.row(text, place, visit)?;
     }
     Ok(())
+}
+
+/// The next line that is not empty, with the empty ones before it.
+fn following(content: &mut Content) -> std::io::Result<Vec<u8>> {
+    let mut lines = Vec::new();
+    let mut rest = content.by_ref().take(LONGEST_ROW as u64 + 1);
+    while lines.trim_ascii().is_empty() && rest.read_until(b'\n', &mut lines)? > 0 {}
+    Ok(lines)
+}
+
+/// What was read already, and the rest.
+fn before(read: Vec<u8>, rest: Content) -> Content {
+    BufReader::with_capacity(1 << 20, Box::new(Cursor::new(read).chain(rest)))
 }
 
 /// Values of a list, or one after another.
@@ -132,9 +167,24 @@ fn plain(error: &serde_json::Error) -> String {
     error.to_string().replace(" at line 1 column", " at column")
 }
 
-/// Whether a line is the beginning of an object that ends in another.
+/// Whether a line is the beginning of an object that ends in another. A string ends in its own.
 fn goes_on(row: &[u8]) -> bool {
-    row.starts_with(b"{") && !Scan::new(row).value() && serde_json::from_slice::<IgnoredAny>(row).is_err_and(|error| error.is_eof())
+    let is_part = || serde_json::from_slice::<IgnoredAny>(row).is_err_and(|error| error.is_eof());
+    row.starts_with(b"{") && !Scan::new(row).value() && is_part() && !ends_in_string(row)
+}
+
+fn ends_in_string(row: &[u8]) -> bool {
+    let (mut is_string, mut is_escaped) = (false, false);
+    for byte in row {
+        is_string ^= *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+    }
+    is_string
+}
+
+/// Whether a line is an object by itself.
+pub fn stands_alone(line: &[u8]) -> bool {
+    Scan::new(line.trim_ascii()).members().is_some()
 }
 
 /// Names, and values as they stand there.

@@ -7,7 +7,7 @@ mod parquet;
 use std::borrow::Cow;
 use std::path::Path;
 
-use super::documents::{LeftOut, Part, Reading, Visit};
+use super::documents::{Findings, Part, Reading, Visit};
 use crate::data::DataError;
 use crate::settings::OnBadRow;
 
@@ -29,13 +29,15 @@ struct Table<'a> {
     /// Rows of which something could be made.
     kept: u64,
     left_out: u64,
+    /// Rows with fewer fields than the header.
+    short: u64,
     /// The error of the first row that was left out.
     first: Option<DataError>,
 }
 
 impl<'a> Table<'a> {
     fn new(path: &'a Path, reading: &'a Reading<'a>) -> Self {
-        Self { path, reading, column: None, kept: 0, left_out: 0, first: None }
+        Self { path, reading, column: None, kept: 0, left_out: 0, short: 0, first: None }
     }
 
     /// Index of the column among those that the table, or one row of it, has: the same column in every row.
@@ -111,11 +113,13 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// A file of bad rows alone is none with a few of them.
-    fn finish(self) -> Result<LeftOut, DataError> {
-        match self.first {
-            Some(error) if self.kept == 0 => Err(error),
-            first => Ok(LeftOut { rows: self.left_out, first: first.map(|error| error.to_string()) }),
+    /// A file of which most rows are bad is none with a few of them.
+    fn finish(self) -> Result<Findings, DataError> {
+        let first = self.first.map(|error| error.to_string());
+        if let Some(first) = first.clone().filter(|_| self.left_out > self.kept) {
+            let rows = self.left_out + self.kept;
+            return Err(DataError::MostRowsBad { path: self.path.to_owned(), left_out: self.left_out, rows, first });
         }
+        Ok(Findings { left_out: self.left_out, first, short: self.short })
     }
 }

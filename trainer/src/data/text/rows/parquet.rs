@@ -14,7 +14,7 @@ use parquet::schema::types::ColumnDescPtr;
 use super::Table;
 use crate::data::DataError;
 use crate::data::text::delta::Checked;
-use crate::data::text::documents::{LeftOut, Reading, Visit};
+use crate::data::text::documents::{Findings, Reading, Visit};
 use crate::data::text::pages;
 
 /// A byte of a parquet file stands for so many rows and bytes of text at most, ...
@@ -24,7 +24,7 @@ const TEXT_A_BYTE: u64 = 1_000;
 const MANY: u64 = 1 << 20;
 
 /// One row at a time is in memory.
-pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
     let mut table = Table::new(path, reading);
     let structure = |reason: &dyn std::fmt::Display| malformed(path, "its structure".into(), reason);
     let broken = |error: ParquetError| structure(&plain(&error));

@@ -155,7 +155,13 @@ fn bad_rows_are_left_out_where_that_is_wished() {
     let cases: [BadRows<'_>; 9] = [
         ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
         ("u.jsonl", b"{\"text\": \"\xff\"}\n{\"text\": \"b\"}", 1, "invalid UTF-8 byte in line 1", &["b"]),
-        ("m.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n5\n{\"text\": 5}", 4, "malformed in line 2: ", &["a"]),
+        (
+            "m.jsonl",
+            b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n\"c\"\n{\"text\": \"d\"}",
+            2,
+            "malformed in line 2: ",
+            &["a", "c", "d"],
+        ),
         ("z.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\u0000\"}", 1, "a NUL byte in line 2", &["a"]),
         ("l.json", b"[{\"text\": \"a\"}, 7, {\"text\": \"b\"}]", 1, "malformed in row 2: invalid type: integer", &["a", "b"]),
         ("w.jsonl", "\"a\"\n\"b\"\u{3e2}\n\"c\"d\n\"e\"".as_bytes(), 2, "malformed in line 2: ", &["a", "e"]),
@@ -167,14 +173,64 @@ fn bad_rows_are_left_out_where_that_is_wished() {
         let path = folder.file(name, content);
         assert!(read(&path, None).is_err(), "{name}");
         let (found, left_out) = read_as(&path, &SKIP).expect(name);
-        assert!(found == expected && left_out.rows == rows, "{name}: {found:?} {left_out:?}");
+        assert!(found == expected && left_out.left_out == rows, "{name}: {found:?} {left_out:?}");
         assert!(left_out.first.as_deref().is_some_and(|message| message.contains(first)), "{name}: {left_out:?}");
     }
+    let short = folder.file("short.csv", "text,id,note\na,1,x\nb\nc,2\n");
+    let (found, findings) = read_as(&short, &Reading::default()).unwrap();
+    assert!(found == ["a", "b", "c"] && (findings.short, findings.left_out) == (2, 0), "{findings:?}");
     let long = format!("{{\"text\": \"a\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"b\"}}", "x".repeat(33 << 20));
     let (found, left_out) = read_as(&folder.file("long.jsonl", long), &SKIP).unwrap();
-    assert!(found == ["a", "b"] && left_out.rows == 1, "{left_out:?}");
+    assert!(found == ["a", "b"] && left_out.left_out == 1, "{left_out:?}");
     let all = folder.file("all.jsonl", "{\"x\": 1}\n{\"y\": 2}");
-    assert!(read_as(&all, &SKIP).unwrap_err().to_string().contains("all.jsonl is not text in line 1"), "bad rows alone");
+    let message = read_as(&all, &SKIP).unwrap_err().to_string();
+    assert!(message.contains("all.jsonl is not text in line 1") && message.contains("2 of the 2 rows of"), "{message}");
+    let most = folder.file("most.jsonl", "{\"body\": \"a\"}\n{\"title\": \"b\"}\n{\"title\": \"c\"}");
+    let message = read_as(&most, &SKIP).unwrap_err().to_string();
+    assert!(message.contains("2 of the 3 rows of") && message.contains("is for a few. The first: "), "{message}");
+}
+
+#[test]
+fn a_first_line_that_was_cut_is_one_bad_row() {
+    let folder = Folder::new();
+    let rest = "\n{\"text\": \"b\"}\n{\"text\": \"c\"}\n".repeat(5);
+    for cut in [
+        "{\"text\": \"a",
+        "{\"text\": \"a\"",
+        "{\"text\"",
+        "{\"text\": [1, ",
+        "{\"text\": \"a\\",
+        "{\"text\": \"a\n{\"text\": \"q",
+        "{\n",
+    ] {
+        let path = folder.file("cut.jsonl", format!("{cut}{rest}"));
+        let (found, left_out) = read_as(&path, &SKIP).expect(cut);
+        assert_eq!(
+            (found, left_out.left_out),
+            (["b", "c"].repeat(5).iter().map(ToString::to_string).collect(), cut.trim().lines().count() as u64),
+            "{cut}"
+        );
+        let message = read(&path, None).expect_err(cut).to_string();
+        assert!(message.contains("cut.jsonl is malformed in line 1: EOF while parsing"), "{message}");
+    }
+}
+
+/// A header, or another row without it, at the beginning of the file.
+#[test]
+fn the_usual_column_is_taken_before_one_that_is_guessed() {
+    let folder = Folder::new();
+    let rows = "{\"text\": \"a\"}\n{\"text\": \"b\", \"id\": 1}\n";
+    for (name, first) in
+        [("m.jsonl", "{\"meta\": \"x\"}\n"), ("e.jsonl", "{\"x\": \"y\"}\n{\"text\": \"\"}\n"), ("b.jsonl", "no row\n{}\n")]
+    {
+        let (found, left_out) = read_as(&folder.file(name, format!("{first}{rows}")), &SKIP).expect(name);
+        assert_eq!(found, ["a", "b"], "{name}");
+        assert!(left_out.left_out > 0 && left_out.first.is_some_and(|message| message.contains("line 1")), "{name}");
+    }
+    let list = folder.file("l.json", "[{\"meta\": \"x\"}, {\"text\": \"a\"}, {\"text\": \"b\"}]");
+    assert_eq!(read_as(&list, &SKIP).unwrap().0, ["a", "b"]);
+    let guessed = folder.file("g.jsonl", "{\"body\": \"a\"}\n{\"body\": \"b\"}\n{}");
+    assert_eq!(read_as(&guessed, &SKIP).unwrap().0, ["a", "b"], "no row has the usual one");
 }
 
 #[test]
@@ -207,6 +263,24 @@ fn links_to_directories_are_followed_once() {
     let found = find(&[root.to_owned()]).unwrap();
     let names: Vec<_> = found.iter().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap()).collect();
     assert_eq!(names, ["a.txt", "linked/deep/b.txt"]);
+}
+
+/// A text that is not there is missed, and not passed over.
+#[test]
+fn links_that_lead_to_nothing_are_named() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    folder.file("a.txt", "a");
+    symlink("gone.txt", elsewhere.0.path().join("b.txt")).unwrap();
+    symlink(elsewhere.0.path(), folder.0.path().join("linked")).unwrap();
+    let root = folder.0.path().display();
+    for name in [format!("{root}"), format!("{root}/linked"), format!("{root}/**/*.txt"), format!("{root}/linked/b.*")] {
+        let message = find(std::slice::from_ref(&name)).expect_err(&name).to_string();
+        assert!(message.contains("linked/b.txt is a link to gone.txt, which does not exist"), "{message}");
+    }
+    elsewhere.file("gone.txt", "b");
+    assert_eq!(find(&[root.to_string()]).unwrap().len(), 3, "it leads to a text now");
+    symlink("gone too", elsewhere.0.path().join(".hidden")).unwrap();
+    assert_eq!(find(&[root.to_string()]).unwrap().len(), 3, "hidden ones are skipped");
 }
 
 #[test]
