@@ -191,7 +191,7 @@ async fn the_trouble_of_a_job_is_not_that_of_another() {
     let folder = tempfile::tempdir().expect("directory");
     let (store, jobs) = (folder.path().join("store"), folder.path().join("store/ftctl/v1/jobs"));
     fs::create_dir_all(store.join(".ftctl")).expect("directory");
-    fs::write(store.join(".ftctl/id"), "the id of this store").expect("id");
+    fs::write(store.join(".ftctl/id"), "1d".repeat(32)).expect("id");
     let store = Arc::new(DirectoryStore::open(&store).expect("store"));
     let rehearsal = Rehearsal { store, ..Rehearsal::of(&json!({})) };
     let [broken, healthy] = [attempt("broken"), attempt("healthy")];
@@ -430,7 +430,7 @@ async fn run_client(state: &Path, crash_at: Option<CrashAt>) -> std::process::Ex
     fs::create_dir_all(state.join("fake")).expect("directory");
     // A job's record is written before its machine is made, and with it the store's id.
     fs::create_dir_all(state.join("store/.ftctl")).expect("directory");
-    fs::write(state.join("store/.ftctl/id"), "the id of this store").expect("id");
+    fs::write(state.join("store/.ftctl/id"), "1d".repeat(32)).expect("id");
     fs::write(state.join("fake/script.json"), serde_json::to_vec(&script).expect("json")).expect("script");
     let mut client = Command::new(std::env::current_exe().expect("this program"));
     client.args(["--ignored", "--exact", "provider::fake::tests::client"]).env("FTCTL_TEST_CLIENT", state);

@@ -77,7 +77,7 @@ impl Machines {
 /// The same for every process: a store has its id from its first write on.
 fn party(state: &Path) -> Party {
     fs::create_dir_all(state.join("store/.ftctl")).expect("a directory");
-    fs::write(state.join("store/.ftctl/id"), "the id of this store").expect("written");
+    fs::write(state.join("store/.ftctl/id"), "1d".repeat(32)).expect("written");
     Party::new("me", Arc::new(DirectoryStore::open(&state.join("store")).expect("a store")))
 }
 
