@@ -14,6 +14,9 @@ use reqwest::{
 
 use crate::job::report::Report;
 
+/// A service that asks for a longer pause is answered as if it had asked for this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 3_600);
+
 /// Begins a client for requests to `url` that carry credentials, or are answered with some. An answer that points elsewhere is not
 /// followed: a client that does sends them again to wherever it points. No proxy stands between this machine and itself.
 pub fn client(url: &Url) -> ClientBuilder {
@@ -57,9 +60,15 @@ pub async fn body(mut answer: Response, most: usize) -> Result<Vec<u8>, String> 
     Ok(bytes)
 }
 
-/// The pause that an answer asks for.
+/// The pause that an answer asks for: a day at most, so that every sum of it with a time is one.
 pub fn pause(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+    asked_pause(headers.get(RETRY_AFTER)?.to_str().ok()?)
+}
+
+/// The same from the text of `Retry-After`.
+pub fn asked_pause(text: &str) -> Option<Duration> {
+    let seconds = text.trim().parse::<u64>().ok()?;
+    Some(Duration::from_secs(seconds).min(LONGEST_PAUSE))
 }
 
 /// Why no answer came, for a person: the innermost reason, without the address, which may hold a secret.
@@ -93,6 +102,13 @@ pub fn request(text: impl FnOnce() -> String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_that_no_clock_can_count_is_a_day() {
+        for (asked, pause) in [("5", Some(5)), (" 86401", Some(86_400)), ("18446744073709551615", Some(86_400)), ("-1", None)] {
+            assert_eq!(asked_pause(asked), pause.map(Duration::from_secs), "{asked}");
+        }
+    }
 
     #[test]
     fn plain_http_is_for_this_machine_alone() {

@@ -66,6 +66,9 @@ async fn settle(app: &App<'_>, job: &str) -> Result<Settled, Failure> {
 
 pub async fn settled(world: &World, record: &Record) -> Result<Settled, Failure> {
     let results = results::of(world.store.as_ref(), record).await?;
+    if let Some(why) = &results.left_out {
+        world.report.warn(why);
+    }
     Ok(Settled { receipt: receipt::receipt(record, world.clock.now()), results })
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::App;
 use crate::{
@@ -16,6 +16,10 @@ use crate::{
 
 /// A command that is done waits no longer for a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// All debts together are paid for so long: each asks a cloud, and another user of the store may write thousands.
+const PAYING: Duration = Duration::from_secs(10);
+/// Debts that a command looks at; the oldest first.
+const MOST: usize = 20;
 /// Nor does one that has just waited for the network in vain, or that its user corrects and repeats.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -36,14 +40,29 @@ impl App<'_> {
             for failure in unreadable {
                 self.output.report().warn(&failure.to_string());
             }
-            for debt in debts {
-                let paid = if failed_now || self.dry_run { Err(None) } else { self.pay(&debt).await.map_err(Some) };
-                self.tell(&debt, paid);
-            }
+            self.settle(debts, failed_now || self.dry_run).await;
             Ok(())
         });
         if let Err(failure) = settled {
             self.output.report().detail(&format!("cannot look for machines that may still bill: {}", failure.message));
+        }
+    }
+
+    async fn settle(&self, mut debts: Vec<Debt>, only_tell: bool) {
+        debts.sort_by_key(|debt| debt.since);
+        let (until, all) = (Instant::now() + PAYING, debts.len());
+        for (done, debt) in debts.into_iter().enumerate() {
+            if done == MOST || Instant::now() >= until {
+                let left = all - done;
+                self.output
+                    .report()
+                    .warn(&format!("{left} more jobs may still bill: the next ftctl tries again, and so does `ftctl down`"));
+                return;
+            }
+            let slow = |_| Err(Failure::new(Exit::MayBill, "no answer in the time that a command has for this".to_owned()));
+            let paying = async { timeout_at(until, Box::pin(self.pay(&debt))).await.unwrap_or_else(slow).map_err(Some) };
+            let paid = if only_tell { Err(None) } else { paying.await };
+            self.tell(&debt, paid);
         }
     }
 

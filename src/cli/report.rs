@@ -71,6 +71,9 @@ impl Arguments {
         for job in &self.jobs {
             let (world, record) = app.block_on(app.job(job))?;
             let course = app.block_on(curves::of(world.store.as_ref(), &record))?;
+            if let Some(why) = &course.left_out {
+                app.output.report().warn(why);
+            }
             if course.curves.is_empty() {
                 return Err(Failure::new(Exit::NotFound, format!("the job {} has not trained a step yet", record.id))
                     .fix(format!("ftctl status {} says where it is", record.id)));

@@ -151,6 +151,9 @@ pub fn token(variables: Variables<'_>, scope: &'static str) -> impl Future<Outpu
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// GitHub's word on a run has some kilobytes.
+const LARGEST: usize = 256 << 10;
+
 /// A token this close to its end is replaced, seconds: no request outlives it.
 const FRESH: i64 = 300;
 
@@ -323,7 +326,7 @@ impl ClientAssertion for GitHub {
         if !answer.status().is_success() {
             return Err(because(kind_of(answer.status().as_u16()), format!("it answered {}", answer.status())));
         }
-        let bytes = answer.bytes().await.map_err(told)?;
+        let bytes = transit::body(answer, LARGEST).await.map_err(|why| because(ErrorKind::Io, why))?;
         let parsed: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
         parsed["value"].as_str().map(str::to_owned).ok_or_else(|| failed("its answer has no token".to_owned()))
     }

@@ -24,6 +24,8 @@ pub struct Course {
     pub device: String,
     /// Weights of the model.
     pub parameters: u64,
+    /// A sentence on what was not read.
+    pub left_out: Option<String>,
 }
 
 /// One number over the steps, rising.
@@ -123,7 +125,7 @@ pub const PERPLEXITY: &str = "validation perplexity";
 /// The course of a job so far. A number that no attempt told has no curve.
 pub async fn of(store: &dyn Store, record: &Record) -> Result<Course> {
     let mut history = History::default();
-    results::each_line(store, record, |line| history.add(&line)).await?;
+    history.told.left_out = results::each_line(store, record, |line| history.add(&line)).await?;
     Ok(history.finish())
 }
 

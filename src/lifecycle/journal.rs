@@ -15,7 +15,7 @@ use crate::{
         state::{Outcome, State},
     },
     provider::registry,
-    store::{self, Condition, ETag, Store, StoreError},
+    store::{self, Condition, ETag, Object, Store, StoreError},
 };
 
 pub struct Journal {
@@ -102,24 +102,46 @@ fn encode(record: &Record) -> Bytes {
 
 /// The record of a job, or [`Exit::NotFound`].
 pub async fn read(store: &dyn Store, id: &JobId) -> Result<(Record, ETag)> {
-    let object = store::get_json(store, &path::record(id)).await.map_err(|error| match error {
-        StoreError::NotFound { store, .. } => Failure::new(Exit::NotFound, format!("there is no job {id} in the store {store}"))
-            .fix("`ftctl status --all` lists the jobs of this store"),
-        other => other.into(),
-    })?;
+    let object = stored(store, id).await?;
     Ok((decode(id, &object.bytes)?, object.etag))
 }
 
+async fn stored(store: &dyn Store, id: &JobId) -> Result<Object> {
+    store::get_json(store, &path::record(id)).await.map_err(|error| match error {
+        StoreError::NotFound { store, .. } => Failure::new(Exit::NotFound, format!("there is no job {id} in the store {store}"))
+            .fix("`ftctl status --all` lists the jobs of this store"),
+        other => other.into(),
+    })
+}
+
+/// A record that is larger counts towards [`MOST_OF_LARGE`]: that of a hundred attempts is not.
+const LARGE: usize = 64 << 10;
+/// Most bytes of all large records together that are kept at once: one of 10,000 attempts has a tenth.
+const MOST_OF_LARGE: usize = 32 << 20;
+
 /// Every job of the store with its record, or why that cannot be read. A job that has only a name yet is left out.
 pub async fn all(store: &dyn Store) -> Result<Vec<(JobId, Result<Record>)>> {
-    let mut found = Vec::new();
+    let (mut found, mut large) = (Vec::new(), 0);
     for id in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
-        match read(store, &id).await {
-            Err(failure) if failure.exit == Exit::NotFound => {}
-            read => found.push((id, read.map(|(record, _)| record))),
-        }
+        let record = match stored(store, &id).await {
+            Err(failure) if failure.exit == Exit::NotFound => continue,
+            Err(failure) => Err(failure),
+            Ok(object) if object.bytes.len() <= LARGE => decode(&id, &object.bytes),
+            Ok(object) if large + object.bytes.len() > MOST_OF_LARGE => Err(too_much(&id, object.bytes.len())),
+            Ok(object) => {
+                large += object.bytes.len();
+                decode(&id, &object.bytes)
+            }
+        };
+        found.push((id, record));
     }
     Ok(found)
+}
+
+fn too_much(id: &JobId, bytes: usize) -> Failure {
+    let why = format!("its {bytes} bytes and those of other large records are more than {MOST_OF_LARGE}, which no ftctl writes");
+    Failure::new(Exit::Integrity, format!("the record of job {id} is not read among all: {why}"))
+        .fix(format!("`ftctl status {id}` reads it alone; `ftctl down {id}` destroys what the job may have left running"))
 }
 
 /// Reads a record of this or an older version.
@@ -184,6 +206,24 @@ mod tests {
     fn attempt(number: u32, steps: [u64; 3]) -> Value {
         json!({ "attempt": number, "started": "2026-01-01T00:00:00Z", "first_step": steps[0], "last_step": steps[1],
             "lost_steps": steps[2], "price_per_hour": Money::ZERO })
+    }
+
+    #[tokio::test]
+    async fn large_records_together_take_no_more_memory_than_a_few() {
+        let store = crate::store::memory::MemoryStore::new();
+        let names = ["a", "b", "c", "d"].map(|name| JobId::derive(name, "1"));
+        for id in &names {
+            let mut plan = conformance::plan();
+            (plan.name, *plan.compute) = (id.name().to_owned(), Compute::Docker(DockerPlan::default()));
+            let mut record = Record::new(id.clone(), plan, Timestamp::UNIX_EPOCH);
+            record.reason = Some("x".repeat(if id.name() == "d" { 9 } else { 15 << 20 }));
+            store.put(&path::record(id), encode(&record), Condition::Always).await.expect("written");
+        }
+        let read = all(&store).await.expect("read");
+        let told: Vec<bool> = read.iter().map(|(_, record)| record.is_ok()).collect();
+        assert_eq!(told, [true, true, false, true], "the last is small");
+        let failure = read[2].1.as_ref().expect_err("refused");
+        assert!(failure.exit == Exit::Integrity && failure.message.contains("not read among all"), "{}", failure.message);
     }
 
     #[test]

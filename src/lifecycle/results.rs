@@ -3,7 +3,7 @@
 use ft_trainer::progress::{Event, Line};
 use serde::Serialize;
 
-use super::{Result, observe};
+use super::{Result, lines::Lines, observe};
 use crate::{
     job::{
         id::path,
@@ -31,7 +31,15 @@ pub struct Results {
     pub sample: Option<String>,
     /// The newest texts that the model wrote, the oldest of them first.
     pub samples: Vec<Sample>,
+    /// A sentence on what was not read.
+    #[serde(skip)]
+    pub left_out: Option<String>,
 }
+
+/// Bytes that are read at once.
+const PIECE: u64 = 1 << 20;
+/// Most bytes of all attempts together: the progress of a million steps has fewer.
+const MOST: u64 = 128 << 20;
 
 /// Samples that are kept.
 const SAMPLES: usize = 5;
@@ -93,24 +101,46 @@ impl From<&Results> for Measures {
 /// The results of the job so far.
 pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
     let mut results = Results::default();
-    each_line(store, record, |line| results.add(line.event)).await?;
+    results.left_out = each_line(store, record, |line| results.add(line.event)).await?;
     Ok(results)
 }
 
-/// Gives `see` the progress of every attempt, oldest first.
-pub async fn each_line(store: &dyn Store, record: &Record, mut see: impl FnMut(Line)) -> Result<()> {
+/// Gives `see` the progress of every attempt, oldest first. Answers a sentence when something was left out.
+pub async fn each_line(store: &dyn Store, record: &Record, mut see: impl FnMut(Line)) -> Result<Option<String>> {
+    let (mut left, mut cut) = (MOST, 0);
     // One listing instead of a question for each attempt: a record may claim ten thousand that left nothing.
     for attempt in observe::begun(store, &record.id).await?.into_iter().filter(|attempt| *attempt <= record.attempt) {
-        let bytes = match store.get(&path::progress(&record.id, attempt)).await {
-            Ok(object) => object.bytes,
-            // An attempt that never had an agent has no progress.
-            Err(StoreError::NotFound { .. }) => continue,
-            Err(error) => return Err(error.into()),
+        let (progress, mut lines, mut offset) = (path::progress(&record.id, attempt), Lines::default(), 0);
+        let mut take = |line: &[u8], goes_on| match serde_json::from_slice::<Line>(line) {
+            _ if goes_on => cut += 1,
+            Ok(line) => see(line),
+            Err(_) => {}
         };
-        let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
-        lines.for_each(&mut see);
+        loop {
+            let bytes = match store.get_range(&progress, offset..offset + PIECE.min(left)).await {
+                Ok(bytes) => bytes,
+                // An attempt that never had an agent has no progress.
+                Err(StoreError::NotFound { .. }) => break,
+                Err(error) => return Err(error.into()),
+            };
+            if bytes.is_empty() {
+                break;
+            }
+            (offset, left) = (offset + bytes.len() as u64, left.saturating_sub(bytes.len() as u64));
+            lines.take(&bytes, &mut take);
+        }
+        lines.finish(&mut take);
+        if left == 0 {
+            let why = format!(
+                "the progress of {} has more than {} MiB: what attempt {attempt} told after them is not read, nor that of later ones",
+                record.id,
+                MOST >> 20
+            );
+            return Ok(Some(why));
+        }
     }
-    Ok(())
+    Ok((cut > 0)
+        .then(|| format!("the progress of {} has lines of more than 1 MiB, which no trainer writes: they are left out", record.id)))
 }
 
 #[cfg(test)]
@@ -144,6 +174,33 @@ mod tests {
         .await
         .unwrap();
         assert_eq!(steps, [5, 7, 9], "each once, the oldest first");
+    }
+
+    #[tokio::test]
+    async fn a_line_or_a_file_that_no_trainer_writes_is_left_out_and_told() {
+        let id = JobId::parse("fuzzed-bcdfgh").unwrap();
+        let mut record = journal::decode(&id, include_bytes!("../../fuzz/corpus/record/finished")).unwrap();
+        record.attempt = 9_999;
+        let store = MemoryStore::new();
+        let sample = |text: &str| format!("{{\"v\":1,\"time\":0,\"event\":\"sample\",\"step\":1,\"text\":\"{text}\"}}\n");
+        let put = async |attempt: u32, text: String| {
+            store.put(&path::progress(&id, attempt), text.into(), Condition::Always).await.unwrap();
+        };
+        put(
+            1,
+            sample("short")
+                + &sample(&"x".repeat(3 << 20))
+                + "{\"v\":1,\"time\":0,\"event\":\"eval\",\"step\":2,\"loss\":1,\"perplexity\":3}\n",
+        )
+        .await;
+        let results = of(&store, &record).await.unwrap();
+        assert_eq!((results.sample.as_deref(), results.last_perplexity), (Some("short"), Some(3.0)));
+        assert!(results.left_out.unwrap().contains("lines of more than 1 MiB"));
+        put(2, "\0".repeat(MOST as usize)).await;
+        put(3, sample("late")).await;
+        let results = of(&store, &record).await.unwrap();
+        assert_eq!(results.sample.as_deref(), Some("short"));
+        assert!(results.left_out.unwrap().contains("what attempt 2 told after them is not read"));
     }
 
     #[test]

@@ -86,17 +86,19 @@ pub(super) async fn fetch(
     report: &dyn Report,
 ) -> Result<()> {
     let total = check(files)?;
+    let files: Arc<[FileEntry]> = files.into();
     on_thread({
-        let (to, files) = (to.clone(), files.to_vec());
+        let (to, files) = (to.clone(), Arc::clone(&files));
         move || make_folders(&to.dir, &files).map_err(|error| cannot_write(&to.path, error))
     })
     .await?;
     let counter = Arc::new(AtomicU64::new(0));
     let source = Source::new(store, contents);
     let (writing, mut written) = mpsc::channel(1);
-    let fetching = concurrently(store.jobs(), files.to_vec(), |file| {
-        let (source, to, counter, writing) = (source.clone(), to.clone(), Arc::clone(&counter), writing.clone());
-        async move { fetch_one(&source, &file, &to, &counter, &writing).await }
+    let fetching = concurrently(store.jobs(), (0..files.len()).collect(), |at| {
+        let (source, to, files) = (source.clone(), to.clone(), Arc::clone(&files));
+        let (counter, writing) = (Arc::clone(&counter), writing.clone());
+        async move { fetch_one(&source, &files[at], &to, &counter, &writing).await }
     });
     let fetched =
         watched(fetching, &counter, |done| report.progress("Fetching files", done.min(total), Some(total), Unit::Bytes)).await;
@@ -104,7 +106,7 @@ pub(super) async fn fetch(
     drop(writing);
     written.recv().await;
     fetched?;
-    let (to, files) = (to.clone(), files.to_vec());
+    let to = to.clone();
     on_thread(move || {
         let finished = folders(&files).into_iter().try_for_each(|folder| {
             let folder = beneath::folder(&to.dir, folder)?;
@@ -122,9 +124,10 @@ pub(super) async fn verify(store: &Arc<dyn Store>, contents: &str, files: &[File
     let total = check(files)?;
     let counter = Arc::new(AtomicU64::new(0));
     let source = Source::new(store, contents);
-    let reading = concurrently(store.jobs(), files.to_vec(), |file| {
-        let (source, counter) = (source.clone(), Arc::clone(&counter));
-        async move { source.pull(&file, 0, &counter, |_| Ok(())).await }
+    let files: Arc<[FileEntry]> = files.into();
+    let reading = concurrently(store.jobs(), (0..files.len()).collect(), |at| {
+        let (source, counter, files) = (source.clone(), Arc::clone(&counter), Arc::clone(&files));
+        async move { source.pull(&files[at], 0, &counter, |_| Ok(())).await }
     });
     watched(reading, &counter, |done| report.progress("Verifying files", done, Some(total), Unit::Bytes)).await?;
     Ok(())

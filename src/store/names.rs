@@ -7,8 +7,14 @@ use std::collections::HashMap;
 /// Beginning of the names of files that are not complete yet.
 pub(super) const PARTIAL: &str = ".ftctl-partial-";
 
+/// Most files of a tree: each takes some hundred bytes of memory in every program that reads the manifest.
+const MOST: usize = 250_000;
+
 /// Why one of these names, or two of them together, cannot be kept; `None`: all is well.
 pub(super) fn why_not<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<String> {
+    if names.clone().nth(MOST).is_some() {
+        return Some(format!("files are more than {MOST}"));
+    }
     let wrong = |name: &str| wrong(name).map(|why| format!("`{}` {why}", name.escape_debug()));
     names.clone().find_map(wrong).or_else(|| clash(names))
 }
@@ -71,6 +77,13 @@ fn both(one: &str, other: &str, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_files_than_fit_into_memory_are_refused() {
+        let names: Vec<String> = (0..=MOST).map(|number| number.to_string()).collect();
+        let of = |count: usize| why_not(names[..count].iter().map(String::as_str));
+        assert_eq!((of(MOST), of(MOST + 1)), (None, Some("files are more than 250000".to_owned())));
+    }
 
     #[test]
     fn usual_names_are_kept() {

@@ -7,7 +7,10 @@ use std::{
 
 use serde_json::json;
 
-use crate::common::{Said, Sandbox};
+use crate::{
+    common::{Said, Sandbox},
+    listener,
+};
 
 /// Kilobytes of addresses that ftctl may have, most of which it never touches: its threads' stacks and maps are among them. 300 MB
 /// of memory fit, two gigabytes do not.
@@ -17,7 +20,13 @@ const LIMIT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 200 } el
 
 /// Runs ftctl with bounded memory and time.
 fn run(sandbox: &Sandbox, arguments: &[&str]) -> Said {
-    let ftctl = sandbox.command(arguments);
+    run_with(sandbox, arguments, &[])
+}
+
+/// The same with these variables.
+fn run_with(sandbox: &Sandbox, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
+    let mut ftctl = sandbox.command(arguments);
+    ftctl.envs(variables.iter().copied());
     let mut bounded = Command::new("sh");
     bounded.args(["-c", &format!("ulimit -v {ADDRESSES}; exec \"$@\""), "sh"]).arg(ftctl.get_program()).args(ftctl.get_args());
     bounded.current_dir(sandbox.path("")).env_clear().stdin(std::process::Stdio::null());
@@ -110,4 +119,22 @@ fn a_job_of_azure_ml_takes_no_memory_and_runs_nothing() {
     let sandbox = Sandbox::new();
     let said = run(&sandbox, &["init", "--from-azureml", "/dev/zero"]);
     assert!(said.code == Some(2) && said.stderr.contains("/dev/zero is not a file"), "{}", said.stderr);
+}
+
+/// A cloud, or who answers in its place.
+#[test]
+fn answers_without_end_take_no_memory() {
+    let endless = listener::Listener::start_endless();
+    let here = format!("http://127.0.0.1:{}", endless.port);
+    let sandbox = Sandbox::new();
+    let login =
+        json!({ "type": "authorized_user", "client_id": "me", "client_secret": "s", "refresh_token": "r", "token_uri": here });
+    let login = listener::write(&sandbox.home(), "login.json", &login.to_string());
+    let gce = [("GOOGLE_CLOUD_PROJECT", "mine"), ("FTCTL_ENDPOINT_GCE", &here)];
+    for (credential, code) in
+        [(("GOOGLE_APPLICATION_CREDENTIALS", login.as_str()), 7), (("CLOUDSDK_AUTH_ACCESS_TOKEN", "token"), 1)]
+    {
+        let said = run_with(&sandbox, &["bill", "--backend", "gce"], &[&gce[..], &[credential]].concat());
+        assert!(said.code == Some(7) && said.stderr.contains(" has more than "), "{credential:?}: {:?} {}", said.code, said.stderr);
+    }
 }

@@ -57,6 +57,17 @@ impl Listener {
         })
     }
 
+    /// Answers everything with spaces that never end.
+    pub fn start_endless() -> Self {
+        Self::serve(|mut client, _| {
+            proxy::read(&mut BufReader::new(client.try_clone()?), false)?;
+            client.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
+            loop {
+                client.write_all(&[b' '; 64 << 10])?;
+            }
+        })
+    }
+
     fn serve(serve: impl Fn(TcpStream, &Mutex<Vec<String>>) -> io::Result<()> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -98,7 +98,9 @@ fn what_holds_anyway_needs_no_word() {
 #[test]
 fn no_word_is_asked_for_a_backend_or_a_store_that_cannot_be() {
     let sandbox = Sandbox::new();
-    for (value, message) in [("backend = \"dokcer\"", "did you mean `docker`?"), ("store = \"ftp://x\"", "is of a kind that")] {
+    for (value, message) in
+        [("backend = \"dokcer\"", "did you mean `docker`?"), ("store = \"ftp://x\"", "unknown kind of store `ftp://x`")]
+    {
         sandbox.write("ftctl.toml", value);
         let said = run(&sandbox, &["status"]);
         assert!(said.code == Some(2) && said.stderr.contains(message), "{}", said.stderr);

@@ -699,7 +699,7 @@ async fn a_console_that_cannot_be_read_does_not_hide_an_end() {
     let address = format!("{}/log", service.endpoint);
     let details = json!({ "status": "Failed", "error": { "error": error }, "logFiles": { "user_logs/std_log.txt": address } });
     service.shows(&one, "Failed", &details).await;
-    for (status, tries) in [(403, 1), (503, 3)] {
+    for (status, tries) in [(403, 1), (503, 5)] {
         service.on("GET", "/log", [(status, Value::Null)]);
         let before = service.asked().len();
         let seen = service.provider().observe(&one).await.expect("seen");

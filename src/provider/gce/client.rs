@@ -26,6 +26,8 @@ use crate::transit;
 const ANSWER: Duration = Duration::from_secs(150);
 /// An operation that takes longer is stuck.
 const OPERATION: Duration = Duration::from_secs(600);
+/// Of a page of everything in every zone; of 5,000 prices as well.
+const LARGEST_ANSWER: usize = 16 << 20;
 /// Who may have named the services.
 const NAMES: &str = "FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING";
 
@@ -155,7 +157,7 @@ impl Client {
         let status = answer.status();
         crate::transit::request(|| format!("{what}: {}", status.as_u16()));
         let pause = transit::pause(answer.headers());
-        let bytes = answer.bytes().await.map_err(lost)?;
+        let bytes = line::body(answer, LARGEST_ANSWER).await.map_err(|why| Refusal::lost(&what, &why))?;
         if status.is_success() {
             let strange = |error| Refusal::strange(&format!("{} {place} ({})", call.method, status.as_u16()), &error);
             return serde_json::from_slice(&bytes).map_err(strange);

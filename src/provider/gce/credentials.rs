@@ -41,6 +41,10 @@ const FEDERATED_TOKEN_SERVICE: &str = "https://sts.googleapis.com/v1/oauthtoken"
 const MARGIN: Duration = Duration::from_secs(120);
 const LIMIT: Duration = Duration::from_secs(30);
 const HOUR: u64 = 3_600;
+/// No token is kept longer, whatever its service says of it, seconds.
+const LONGEST_LIFE: u64 = 24 * HOUR;
+/// A token has some kilobytes, and an identity of a company's user is not much larger.
+const LARGEST: usize = 256 << 10;
 /// Hosts where a machine of a cloud asks for its own identity. Nothing leaves that host, so http will do, as long as no proxy is
 /// between them.
 const METADATA: [&str; 3] = ["metadata.google.internal", "169.254.169.254", "[fd00:ec2::254]"];
@@ -153,7 +157,7 @@ impl Credentials {
             return Ok(token.clone());
         }
         let answer = self.fetch().await?;
-        let life = Duration::from_secs(answer.expires_in).saturating_sub(MARGIN);
+        let life = Duration::from_secs(answer.expires_in.min(LONGEST_LIFE)).saturating_sub(MARGIN);
         *kept = Some((answer.access_token.clone(), Instant::now() + life));
         Ok(answer.access_token)
     }
@@ -283,7 +287,7 @@ async fn ask<T: serde::de::DeserializeOwned>(request: RequestBuilder) -> Result<
 struct Answer {
     /// Method, host, path and status, for messages.
     of: String,
-    bytes: bytes::Bytes,
+    bytes: Vec<u8>,
 }
 
 async fn answer(request: RequestBuilder) -> Result<Answer> {
@@ -293,7 +297,8 @@ async fn answer(request: RequestBuilder) -> Result<Answer> {
     let asked = format!("{} {}", request.method(), transit::place(request.url()));
     let answer = client.execute(request).await.map_err(unreachable)?;
     let status = answer.status();
-    let bytes = answer.bytes().await.map_err(unreachable)?;
+    let lost = |why| ProviderError::new(Class::Network, format!("no answer from Google's sign-in: {why}"));
+    let bytes = transit::body(answer, LARGEST).await.map_err(lost)?;
     if status.is_success() {
         return Ok(Answer { of: format!("{asked} ({})", status.as_u16()), bytes });
     }

@@ -252,7 +252,7 @@ fn broken(error: &azure_core::Error) -> Trouble {
 
 /// `Retry-After` in seconds.
 fn wish(headers: &Headers) -> Option<Duration> {
-    header(headers, "retry-after")?.parse().ok().map(Duration::from_secs)
+    transit::asked_pause(header(headers, "retry-after")?)
 }
 
 /// Any number in 0..1; spreading the tries of many clients needs nothing unpredictable.

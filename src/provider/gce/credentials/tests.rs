@@ -40,6 +40,8 @@ async fn service() -> (String, Heard) {
                     return Some(Reply { status: 307, headers, body: Vec::new() });
                 }
                 "/down" => (503, json!({})),
+                "/for_ever" => (200, json!({ "access_token": "lasting", "expires_in": u64::MAX })),
+                "/endless" => return Some(Reply { status: 200, headers: Vec::new(), body: vec![b' '; LARGEST + 1] }),
                 "/strange" => (200, json!({ "access_token": "very-secret", "expires_in": "very-secret" })),
                 "/page" => return Some(Reply { status: 200, headers: Vec::new(), body: "<p>very-secret</p>".into() }),
                 "/aws/session" | "/aws/zone" | "/aws/roles" => {
@@ -172,9 +174,16 @@ async fn a_login_is_renewed_and_a_refusal_is_told_without_secrets() {
     assert_eq!(of_file(file.path()).project().as_deref(), Some("mine"));
     assert_eq!(token(&of_file(file.path())).await.expect("a token"), "from /token");
     assert!(heard.lock().expect("whole")[0].2.contains("grant_type=refresh_token"));
+    // Longer than any clock counts, and than any token lasts.
+    let file = login("for_ever");
+    let lasting = of_file(file.path());
+    assert_eq!(token(&lasting).await.expect("a token"), "lasting");
+    let until = lasting.token.lock().await.as_ref().expect("kept").1;
+    assert!(until < Instant::now() + Duration::from_secs(LONGEST_LIFE));
     for (path, class, part) in [
         ("refused", Class::Denied, "expired or revoked"),
         ("down", Class::Network, "(503)"),
+        ("endless", Class::Network, "more than 262144 bytes"),
         // A client that follows sends the refresh token and the secret again.
         ("moved", Class::Denied, "(307)"),
         ("strange?sig=secret", Class::Denied, "to POST 127.0.0.1/strange (200): it has no token of the expected form"),
