@@ -30,12 +30,12 @@ pub enum Paid {
 /// debt and record are the store's word, another user's job may be alive, and a record may have been removed.
 pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     let work = async {
-        let state = match journal::read(world.store.as_ref(), id).await {
+        let record = match journal::read(world.store.as_ref(), id).await {
             Ok((record, _)) if !matches!(record.state, State::TearingDown | State::Finished) => {
                 let state = record.state.label(record.outcome);
                 return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
             }
-            Ok((record, _)) => Some(record.state),
+            Ok((record, _)) => Some(record),
             Err(failure) if failure.exit == Exit::NotFound => None,
             Err(failure) => return Err(failure),
         };
@@ -43,8 +43,12 @@ pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
         if let Some(other) = left.iter().find(|resource| resource.belongs.whose != Whose::Ours) {
             return Ok(Paid::NotOwed { why: format!("{}; `ftctl down {id}` destroys it", other.belongs.apart()) });
         }
-        match state {
-            Some(State::TearingDown) => drive(world, id, Until::Ended).await.map(drop)?,
+        match record {
+            // An engine lists the user's own containers alone, and destroys those of a job.
+            Some(record) if left.is_empty() && !world.adoption.is_own(&record) => {
+                return Ok(Paid::NotOwed { why: format!("another user submitted it; `ftctl down {id}` destroys what it left") });
+            }
+            Some(record) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
             Some(_) => teardown::destroy(world, id).await?,
             None if left.is_empty() => {}
             None => return Ok(Paid::NotOwed { why: format!("it has no record; `ftctl down {id}` destroys it") }),

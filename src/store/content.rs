@@ -427,7 +427,8 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
 
 /// Whether nobody but its owner may read it, as keys and sign-ins are kept.
 fn is_private(file: &fs::Metadata) -> bool {
-    file.mode() & 0o077 == 0
+    const OTHERS: u32 = 0o077;
+    file.mode() & OTHERS == 0
 }
 
 fn leads_out(root: &Path, link: &Path) -> io::Result<bool> {

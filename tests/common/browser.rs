@@ -1,5 +1,7 @@
 //! A page in Chromium, which FT_CHROMIUM names.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     fs,
     path::Path,

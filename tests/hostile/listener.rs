@@ -63,7 +63,7 @@ impl Listener {
             proxy::read(&mut BufReader::new(client.try_clone()?), false)?;
             client.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
             loop {
-                client.write_all(&[b' '; 64 << 10])?;
+                client.write_all(&[b' '; 4 << 10])?;
             }
         })
     }

@@ -74,9 +74,10 @@ impl Refusal {
         matches!(self.status, Some(400 | 404)) && message.contains("zone") && lacks.iter().any(|word| message.contains(word))
     }
 
-    /// Not allowed by a policy of the organization: it stays so, whatever is tried.
+    /// Not allowed by a policy of the organization, Google's (constraints/...) or its own (customConstraints/...): it stays so,
+    /// whatever is tried.
     fn is_against_policy(&self) -> bool {
-        matches!(self.status, Some(400 | 403 | 412)) && self.message.contains("onstraint") && self.message.contains("constraints/")
+        matches!(self.status, Some(400 | 403 | 412)) && self.message.to_lowercase().contains("constraints/")
     }
 
     /// The project has never used this service.
@@ -194,10 +195,12 @@ mod tests {
         let address = "Constraint constraints/compute.vmExternalIpAccess violated for project 7. Add instance projects/p/zones/us-central1-a/instances/x to the constraint to use external IP with it.";
         let shielded =
             "Constraint constraints/compute.requireShieldedVm violated for project projects/p. Secure Boot is not enabled.";
+        let own = "Operation denied by custom org policies: [\"customConstraints/custom.onlySmall\": \"Small machines only.\"]";
         let disabled = "Compute Engine API has not been used in project 7 before or it is disabled.";
         for (refusal, class, fix) in [
             (refusal(412, "conditionNotMet", address), Class::Denied, "external_address = false"),
             (refusal(412, "conditionNotMet", shielded), Class::Denied, "administrators"),
+            (refusal(412, "conditionNotMet", own), Class::Denied, "administrators"),
             (refusal(403, "accessNotConfigured", disabled), Class::Denied, "gcloud services enable compute.googleapis.com"),
             (refusal(403, "forbidden", "Required 'compute.instances.create' permission"), Class::Denied, "instanceAdmin"),
         ] {

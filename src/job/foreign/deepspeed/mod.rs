@@ -38,7 +38,50 @@ pub(super) fn apply(job: &mut Job) {
     job.remove_table("train.loss_scaling.");
     let flags = Job { values: job.values.clone(), ..Job::default() };
     walk(job, &flags, "", &config);
+    fill(job, &flags, &config);
     settle(job, &config);
+}
+
+/// What DeepSpeed takes where a section is there and lacks a key; the flags do not count then. Its own AdamW and Adam have one
+/// default of weight decay.
+const ABSENT: [(&str, &str, f64); 8] = [
+    ("/optimizer", "optimizer.params.lr", 1e-3),
+    ("/optimizer", "optimizer.params.betas.0", 0.9),
+    ("/optimizer", "optimizer.params.betas.1", 0.999),
+    ("/optimizer", "optimizer.params.eps", 1e-8),
+    ("/optimizer", "optimizer.params.weight_decay", 0.0),
+    ("/scheduler", "scheduler.params.warmup_max_lr", 1e-3),
+    ("/scheduler", "scheduler.params.warmup_min_lr", 0.0),
+    ("", "gradient_clipping", 0.0),
+];
+/// The weight decay of torch's own AdamW, which `torch_adam` asks for.
+const TORCH_DECAY: f64 = 0.01;
+
+fn fill(job: &mut Job, flags: &Job, config: &Value) {
+    let param = |name: &str| config.pointer(&format!("/optimizer/params/{name}"));
+    let is_adamw = config["optimizer"]["type"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("AdamW"));
+    let is_torchs =
+        param("torch_adam") == Some(&Value::Bool(true)) && (is_adamw || param("adam_w_mode") != Some(&Value::Bool(false)));
+    for (section, path, usual) in ABSENT {
+        let is_there = |pointer: &str| config.pointer(pointer).is_some_and(|value| !value.is_null());
+        let whole = format!("/{}", path.trim_end_matches(".0").trim_end_matches(".1").replace('.', "/"));
+        // The scheduler writes its rate over the optimizer's.
+        let is_overwritten = path == "optimizer.params.lr" && is_there("/scheduler");
+        if !is_there(section) || is_there(&whole) || is_overwritten {
+            continue;
+        }
+        let Some(key) = find(path) else { continue };
+        let number = if is_torchs && path.ends_with("weight_decay") { TORCH_DECAY } else { usual };
+        let shown = format!("ds_config {path}");
+        if let Err(problem) = job.apply(&shown, &key.meaning, &number.to_string()) {
+            job.problems.push(format!("{shown}: {problem}"));
+        } else if let Some(said) = without_config(flags, &key.meaning).filter(|said| said.to_bits() != number.to_bits()) {
+            job.note(
+                &shown,
+                &format!("it is not there, so DeepSpeed takes {number} and not {said}, as the flags or their defaults say"),
+            );
+        }
+    }
 }
 
 /// Settles what two keys say together, in either order.

@@ -235,6 +235,36 @@ fn deepspeed_makes_what_is_missing_of_a_batch() {
     assert!(uneven.contains("train_batch_size: 32 is not the micro-batch of 3 times the accumulation of 1"), "{uneven}");
 }
 
+/// `FusedAdam` and `DeepSpeedCPUAdam` have no weight decay by default, torch's own AdamW has.
+#[test]
+fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
+    let flags = "--learning_rate 3e-4 --adam_beta2 0.95 --adam_epsilon 1e-6 --weight_decay 0.1 --max_grad_norm 2";
+    let optimizer = |params: &str| format!(r#"{{"gradient_clipping": "auto", "optimizer": {{"type": "AdamW"{params}}}}}"#);
+    let (found, notes) = with_config(flags, &optimizer(""));
+    assert_eq!((found.learning_rate, found.betas, found.epsilon, found.weight_decay), (1e-3, [0.9, 0.999], 1e-8, 0.0));
+    assert_eq!(found.clip_norm, 2.0, "auto leaves it to the flags");
+    for told in [
+        "optimizer.params.lr: it is not there, so DeepSpeed takes 0.001 and not 0.0003",
+        "weight_decay: it is not there, so DeepSpeed takes 0 and not 0.1",
+    ] {
+        tells(&notes, &format!("ds_config {}{told}", if told.starts_with("weight") { "optimizer.params." } else { "" }));
+    }
+    for (params, decay) in [
+        (r#", "params": {"torch_adam": true}"#, 0.01),
+        (r#", "params": {"torch_adam": true, "weight_decay": 0.2}"#, 0.2),
+        (r#", "params": {"weight_decay": "auto"}"#, 0.1),
+    ] {
+        assert_eq!(with_config(flags, &optimizer(params)).0.weight_decay, decay, "{params}");
+    }
+    let (found, _) =
+        with_config(flags, &optimizer(r#", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}"#));
+    assert_eq!((found.learning_rate, found.betas, found.epsilon), (3e-4, [0.9, 0.95], 1e-6));
+    let (found, notes) = with_config(flags, r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}}"#);
+    assert_eq!((found.learning_rate, found.weight_decay, found.clip_norm), (1e-3, 0.1, 0.0));
+    tells(&notes, "ds_config gradient_clipping: it is not there, so DeepSpeed takes 0 and not 2");
+    tells(&notes, "ds_config scheduler.params.warmup_max_lr: it is not there, so DeepSpeed takes 0.001");
+}
+
 #[test]
 fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     let decay = |more: &str| format!(r#"{{"scheduler": {{"type": "WarmupDecayLR", "params": {{"warmup_num_steps": 9{more}}}}}}}"#);
@@ -247,10 +277,10 @@ fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     assert!(other.contains("total_num_steps: 100 is not the run's 50"), "{other}");
 
     let off = r#"{"curriculum_learning": {"enabled": false, "x": 1}, "flops_profiler": {"enabled": false}, "amp": {"enabled": false, "opt_level": "O3"}}"#;
-    assert_eq!(with_config("", off).0, train(""));
+    assert_eq!(with_config("", off).0, train("--max_grad_norm 0"));
     let (found, notes) =
         with_config("", r#"{"aio": {"block_size": 1e6}, "comms_logger": {"enabled": true, "prof_ops": ["a"]}, "compile": null}"#);
-    assert_eq!(found, train(""));
+    assert_eq!(found, train("--max_grad_norm 0"));
     tells(&notes, "ds_config aio: what lies in files is mapped");
     tells(&notes, "ds_config comms_logger: the trainer has its own log");
     let (found, _) =

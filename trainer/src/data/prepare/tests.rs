@@ -116,7 +116,7 @@ fn progress_rises_to_the_whole_in_each_stage() {
 #[test]
 fn a_vocabulary_that_the_text_is_too_short_for_is_told() {
     let text = folder(&[("a.txt", "to be or not to be, that is the question")]);
-    let make = |vocabulary: u32| {
+    let prepared = |vocabulary: u32| {
         let tokenizer = serde_json::json!({"kind": "train", "vocabulary": vocabulary});
         let config = config(serde_json::json!({"train": [text.path().join("a.txt")], "tokenizer": tokenizer}));
         let (mut last, out) = (None, text.path().join(vocabulary.to_string()));
@@ -125,13 +125,13 @@ fn a_vocabulary_that_the_text_is_too_short_for_is_told() {
         });
         (made.unwrap(), last.unwrap())
     };
-    let (made, (done, total)) = make(4096);
+    let (made, (done, total)) = prepared(4096);
     let tokens = made.description.vocabulary;
     assert_eq!((done, total), (tokens as u64, Some(tokens as u64)), "the stage ends");
     let expected = format!("the vocabulary has {tokens} tokens, not 4096 as data.tokenizer.vocabulary says");
     assert!(tokens < 300 && made.remarks.sentences()[0].starts_with(&expected), "{:?}", made.remarks);
     assert_eq!(Remarks::read(&text.path().join("4096")), made.remarks, "told again of the same dataset");
-    assert_eq!(make(tokens as u32).0.remarks, Remarks::default());
+    assert_eq!(prepared(tokens as u32).0.remarks, Remarks::default());
 }
 
 #[test]
