@@ -44,7 +44,7 @@ pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
             return Ok(Paid::NotOwed { why: format!("{}; `ftctl down {id}` destroys it", other.belongs.apart()) });
         }
         match record {
-            // An engine lists the user's own containers alone, and destroys those of a job.
+            // A machine that is made now may not be listed yet.
             Some(record) if left.is_empty() && !world.adoption.is_own(&record) => {
                 return Ok(Paid::NotOwed { why: format!("another user submitted it; `ftctl down {id}` destroys what it left") });
             }

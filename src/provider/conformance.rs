@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ft_trainer::settings::{ModelConfig, TrainSettings};
 use tokio::time::{Instant, sleep};
 
-use super::{Class, Provider, Sighting, Whose};
+use super::{Class, Provider, Resource, Sighting, Whose};
 use crate::job::{
     compute::Compute,
     digest::Digest,
@@ -147,7 +147,14 @@ pub async fn machines(world: &dyn World) {
 }
 
 async fn names(world: &dyn World) -> Vec<String> {
-    world.client().list().await.expect("list").into_iter().map(|resource| resource.name).collect()
+    listed(&*world.client()).await.into_iter().map(|resource| resource.name).collect()
+}
+
+/// The resources of this store: an engine has those of others, too.
+async fn listed(client: &dyn Provider) -> Vec<Resource> {
+    let mut all = client.list().await.expect("list");
+    all.retain(|resource| resource.belongs.whose != Whose::OtherStore);
+    all
 }
 
 async fn see(world: &dyn World, attempt: &AttemptId) -> Sighting {
@@ -200,9 +207,9 @@ async fn provision_makes_one_machine(world: &dyn World) {
     let (attempt, client) = (attempt("provision"), world.client());
     client.provision(&attempt, &world.plan(), &world.image()).await.expect("first");
     assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: false });
-    let first = client.list().await.expect("list");
+    let first = listed(&*client).await;
     world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("again");
-    assert_eq!(client.list().await.expect("list"), first, "an existing machine is not changed");
+    assert_eq!(listed(&*client).await, first, "an existing machine is not changed");
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].name.clone(), &first[0].attempt), (attempt.machine_name(), &attempt), "names derive from ids");
     assert_eq!(first[0].expires, first[0].since.checked_add(world.plan().ttl.0).ok(), "the kill switch is set from the start");

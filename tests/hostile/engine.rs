@@ -26,7 +26,7 @@ const LONG: [&str; 13] = [
     "compute.docker.network=host",
 ];
 
-/// Somebody at the engine, with one of its stores.
+/// A user of the engine, with a computer and a store.
 struct User<'s> {
     sandbox: &'s Sandbox,
     name: String,
@@ -37,6 +37,7 @@ impl User<'_> {
     fn run(&self, arguments: &[&str]) -> Said {
         let mut command = self.sandbox.command(arguments);
         command.env("USER", &self.name).env("FTCTL_STORE", &self.store).env("FTCTL_BACKEND", "docker");
+        command.env("XDG_STATE_HOME", self.sandbox.path(&format!("state-of-{}", self.name)));
         command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
         for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
             let home = std::env::var_os(variable).map(PathBuf::from);

@@ -269,9 +269,7 @@ impl Provider for Docker {
     }
 
     async fn list(&self) -> Result<Vec<Resource>> {
-        let Party { owner, everybody, .. } = &self.settings.party;
-        let label = if *everybody { machine::OWNER.to_owned() } else { format!("{}={owner}", machine::OWNER) };
-        self.containers(&label, &self.mark().await?, |_| true).await
+        self.containers(machine::OWNER, &self.mark().await?, |_| true).await
     }
 
     /// The engine's.
