@@ -3,7 +3,7 @@
 //! The workspace is the only memory: a job is found by its name, a job's attempts and ftctl's own clusters by their tags. The
 //! service gives an attempt its node when it has one, so a job waits in its queue ([`Sighting::Queued`]). The agent reads its order
 //! from the store: nothing secret is in a job, whose description everybody in the workspace can read for ever; but a job without
-//! an identity has a signature in its variables that ends with it. The kill switch is the service's (`limits.timeout`), and nodes
+//! an identity has a signature in its variables, for its time. The kill switch is the service's (`limits.timeout`), and nodes
 //! without a job leave by themselves.
 //!
 //! | killed | is found later as |

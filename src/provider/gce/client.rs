@@ -26,7 +26,7 @@ use crate::transit;
 const ANSWER: Duration = Duration::from_secs(150);
 /// An operation that takes longer is stuck.
 const OPERATION: Duration = Duration::from_secs(600);
-/// Of a page of everything in every zone; of 5,000 prices as well.
+/// The largest answer: a page of everything in every zone, or of 5,000 prices.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Who may have named the services.
 const NAMES: &str = "FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING";

@@ -42,8 +42,8 @@ pub(super) fn apply(job: &mut Job) {
     settle(job, &config);
 }
 
-/// What DeepSpeed takes where a section is there and lacks a key; the flags do not count then. Its own AdamW and Adam have one
-/// default of weight decay.
+/// The values that DeepSpeed takes where a section is there and lacks a key; the flags do not count then. Its own AdamW and Adam
+/// have one default of weight decay.
 const ABSENT: [(&str, &str, f64); 8] = [
     ("/optimizer", "optimizer.params.lr", 1e-3),
     ("/optimizer", "optimizer.params.betas.0", 0.9),

@@ -99,7 +99,7 @@ fn following(content: &mut Content) -> std::io::Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// What was read already, and the rest.
+/// The bytes that were read already, and the rest.
 fn before(read: Vec<u8>, rest: Content) -> Content {
     BufReader::with_capacity(1 << 20, Box::new(Cursor::new(read).chain(rest)))
 }
