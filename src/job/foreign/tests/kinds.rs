@@ -242,7 +242,7 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
     let optimizer = |params: &str| format!(r#"{{"gradient_clipping": "auto", "optimizer": {{"type": "AdamW"{params}}}}}"#);
     let (found, notes) = with_config(flags, &optimizer(""));
     assert_eq!((found.learning_rate, found.betas, found.epsilon, found.weight_decay), (1e-3, [0.9, 0.999], 1e-8, 0.0));
-    assert_eq!([found.clip_norm], [2.0], "auto leaves it to the flags");
+    assert_eq!((found.clip_norm,), (2.0,), "auto leaves it to the flags");
     for told in [
         "optimizer.params.lr: it is not there, so DeepSpeed takes 0.001 and not 0.0003",
         "weight_decay: it is not there, so DeepSpeed takes 0 and not 0.1",
@@ -254,7 +254,7 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
         (r#", "params": {"torch_adam": true, "weight_decay": 0.2}"#, 0.2),
         (r#", "params": {"weight_decay": "auto"}"#, 0.1),
     ] {
-        assert_eq!([with_config(flags, &optimizer(params)).0.weight_decay], [decay], "{params}");
+        assert_eq!((with_config(flags, &optimizer(params)).0.weight_decay,), (decay,), "{params}");
     }
     let (found, _) =
         with_config(flags, &optimizer(r#", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}"#));
