@@ -14,10 +14,8 @@ use crate::{
     },
 };
 
-/// A command that is done waits no longer for a store that does not answer.
+/// A command that is done spends no longer on debts. Each asks a cloud, and another user of the store may write thousands.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// All debts together are paid for so long: each asks a cloud, and another user of the store may write thousands.
-const PAYING: Duration = Duration::from_secs(10);
 /// Debts that a command looks at; the oldest first.
 const MOST: usize = 20;
 /// Nor does one that has just waited for the network in vain, or that its user corrects and repeats.
@@ -34,13 +32,14 @@ impl App<'_> {
         let failed_now = ended_with(Exit::MayBill);
         let patience = if ended_with(Exit::Network) || ended_with(Exit::Usage) { LITTLE_PATIENCE } else { PATIENCE };
         let settled = self.block_on(async {
+            let until = Instant::now() + PATIENCE;
             let store = self.store()?;
             let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", patience.as_secs()));
             let (debts, unreadable) = timeout(patience, debt::all(store.as_ref())).await.map_err(silent)??;
             for failure in unreadable {
                 self.output.report().warn(&failure.to_string());
             }
-            self.settle(debts, failed_now || self.dry_run).await;
+            self.settle(debts, until, failed_now || self.dry_run).await;
             Ok(())
         });
         if let Err(failure) = settled {
@@ -48,19 +47,21 @@ impl App<'_> {
         }
     }
 
-    async fn settle(&self, mut debts: Vec<Debt>, only_tell: bool) {
+    /// Tells of the debts, and pays them until then, unless it is `only_tell`.
+    async fn settle(&self, mut debts: Vec<Debt>, until: Instant, only_tell: bool) {
         debts.sort_by_key(|debt| debt.since);
-        let (until, all) = (Instant::now() + PAYING, debts.len());
+        let all = debts.len();
         for (done, debt) in debts.into_iter().enumerate() {
             if done == MOST || Instant::now() >= until {
                 let left = all - done;
-                self.output
-                    .report()
-                    .warn(&format!("{left} more jobs may still bill: the next ftctl tries again, and so does `ftctl down`"));
+                self.output.report().warn(&format!(
+                    "the store names {left} more jobs whose machines may still bill: the next ftctl looks at them, and so does \
+                     `ftctl down JOB`"
+                ));
                 return;
             }
             let slow = |_| Err(Failure::new(Exit::MayBill, "no answer in the time that a command has for this".to_owned()));
-            let paying = async { timeout_at(until, Box::pin(self.pay(&debt))).await.unwrap_or_else(slow).map_err(Some) };
+            let paying = async { timeout_at(until, self.pay(&debt)).await.unwrap_or_else(slow).map_err(Some) };
             let paid = if only_tell { Err(None) } else { paying.await };
             self.tell(&debt, paid);
         }
@@ -71,7 +72,7 @@ impl App<'_> {
             Ok((record, _)) => record.plan.backend().to_owned(),
             Err(_) => self.settings.backend.value.clone(),
         };
-        pay::pay(&self.world(&backend)?, &debt.id).await
+        Box::pin(pay::pay(&self.world(&backend)?, &debt.id)).await
     }
 
     fn tell(&self, Debt { id, since, why, .. }: &Debt, paid: Result<Paid, Option<Failure>>) {

@@ -1,20 +1,15 @@
 //! Debts are paid: a machine that could not be destroyed is tried once more, by the next command.
 
-use std::time::Duration;
-
 use super::{
     Result, World, debt,
     drive::{Until, drive},
     journal, teardown,
 };
 use crate::{
-    exit::{Exit, Failure},
+    exit::Exit,
     job::{id::JobId, state::State},
     provider::Whose,
 };
-
-/// How long a command that is about something else tries to pay.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The result of an attempt to pay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,36 +21,32 @@ pub enum Paid {
     },
 }
 
-/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed, and only the user's own:
+/// Tries to destroy the machines once more. Only what has no use any more is destroyed, and only the user's own:
 /// debt and record are the store's word, another user's job may be alive, and a record may have been removed.
 pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
-    let work = async {
-        let record = match journal::read(world.store.as_ref(), id).await {
-            Ok((record, _)) if !matches!(record.state, State::TearingDown | State::Finished) => {
-                let state = record.state.label(record.outcome);
-                return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
-            }
-            Ok((record, _)) => Some(record),
-            Err(failure) if failure.exit == Exit::NotFound => None,
-            Err(failure) => return Err(failure),
-        };
-        let left = teardown::remaining(world, id).await?;
-        if let Some(other) = left.iter().find(|resource| resource.belongs.whose != Whose::Ours) {
-            return Ok(Paid::NotOwed { why: format!("{}; `ftctl down {id}` destroys it", other.belongs.apart()) });
+    let record = match journal::read(world.store.as_ref(), id).await {
+        Ok((record, _)) if !matches!(record.state, State::TearingDown | State::Finished) => {
+            let state = record.state.label(record.outcome);
+            return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
         }
-        match record {
-            // A machine that is made now may not be listed yet.
-            Some(record) if left.is_empty() && !world.adoption.is_own(&record) => {
-                return Ok(Paid::NotOwed { why: format!("another user submitted it; `ftctl down {id}` destroys what it left") });
-            }
-            Some(record) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
-            Some(_) => teardown::destroy(world, id).await?,
-            None if left.is_empty() => {}
-            None => return Ok(Paid::NotOwed { why: format!("it has no record; `ftctl down {id}` destroys it") }),
-        }
-        debt::paid(world, id).await?;
-        Ok(Paid::Gone)
+        Ok((record, _)) => Some(record),
+        Err(failure) if failure.exit == Exit::NotFound => None,
+        Err(failure) => return Err(failure),
     };
-    let slow = |_| Err(Failure::new(Exit::MayBill, format!("no answer within {} s", PATIENCE.as_secs())));
-    tokio::time::timeout(PATIENCE, Box::pin(work)).await.unwrap_or_else(slow)
+    let left = teardown::remaining(world, id).await?;
+    if let Some(other) = left.iter().find(|resource| resource.belongs.whose != Whose::Ours) {
+        return Ok(Paid::NotOwed { why: format!("{}; `ftctl down {id}` destroys it", other.belongs.apart()) });
+    }
+    match record {
+        // A machine that is made now may not be listed yet.
+        Some(record) if left.is_empty() && !world.adoption.is_own(&record) => {
+            return Ok(Paid::NotOwed { why: format!("another user submitted it; `ftctl down {id}` destroys what it left") });
+        }
+        Some(record) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
+        Some(_) => teardown::destroy(world, id).await?,
+        None if left.is_empty() => {}
+        None => return Ok(Paid::NotOwed { why: format!("it has no record; `ftctl down {id}` destroys it") }),
+    }
+    debt::paid(world, id).await?;
+    Ok(Paid::Gone)
 }
