@@ -32,10 +32,11 @@ Values that need trust:
   ./ftctl.toml, job files  backend, store, [image]
   job files, [compute]     images, mounts, user, network, service account, environment
   job files                tracking.mlflow
+  config.json of Azure ML  subscription, resource group, workspace
 
 Examples:\n  ftctl trust\n  ftctl trust ../project\n  ftctl trust jobs/night.toml\n  ftctl trust --remove")]
 pub struct Arguments {
-    /// The directory, with ftctl.toml and every job file (*.toml) in it; or one job file
+    /// The directory, with ftctl.toml and every job file (*.toml) in it; or one job file or config.json
     #[arg(value_name = "DIR|FILE", default_value = ".")]
     path: PathBuf,
     /// Trust the directory no longer
