@@ -6,7 +6,6 @@ mod common;
 
 use std::{
     io::{BufRead, BufReader, Write as _},
-    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -18,6 +17,7 @@ use serde_json::{Value, json};
 use common::{
     Runs, Said, Sandbox, azurite, proxy,
     registry::{Auth, Registry},
+    with_cargo,
 };
 
 /// A running devcloud, and its word to its clients.
@@ -607,11 +607,7 @@ impl WithEngine {
         command.envs(self.devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", self.devcloud.cloud);
         command.env("FTCTL_STORE", &self.store).env("AZURE_STORAGE_KEY", azurite::KEY);
         command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
-        // The tests were built from the text of the quickstart, and cargo finds it.
-        for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
-            let home = std::env::var_os(variable).map(PathBuf::from);
-            command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
-        }
+        with_cargo(&mut command);
         command
     }
 

@@ -142,6 +142,14 @@ impl Sandbox {
     }
 }
 
+/// Lets a command find cargo, which has the text of the quickstart: the tests were built from it.
+pub fn with_cargo(command: &mut Command) {
+    for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+        let home = std::env::var_os(variable).map(PathBuf::from);
+        command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
+    }
+}
+
 /// Longest time that a service may take to listen on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::Command};
 
 use serde_json::{Value, json};
 
-use crate::common::{Said, Sandbox};
+use crate::common::{Said, Sandbox, with_cargo};
 
 const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart-docker.toml");
 
@@ -39,10 +39,7 @@ impl User<'_> {
         command.env("USER", &self.name).env("FTCTL_STORE", &self.store).env("FTCTL_BACKEND", "docker");
         command.env("XDG_STATE_HOME", self.sandbox.path(&format!("state-of-{}", self.name)));
         command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
-        for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
-            let home = std::env::var_os(variable).map(PathBuf::from);
-            command.env(variable, home.unwrap_or_else(|| std::env::home_dir().unwrap().join(folder)));
-        }
+        with_cargo(&mut command);
         Sandbox::said(&mut command)
     }
 

@@ -2,7 +2,6 @@
 //! names an image with the agent and the trainer in it.
 
 use std::{
-    path::PathBuf,
     process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -12,6 +11,7 @@ use std::{
 use crate::common::{
     Runs, Said, Sandbox, azurite,
     registry::{Auth, Registry},
+    with_cargo,
 };
 
 const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart-docker.toml");
@@ -70,11 +70,7 @@ impl Place {
         sets.extend(small.iter().chain(&often).map(|set| (*set).to_owned()));
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let mut command = self.command(&[verb, &[TEMPLATE], &sets, more].concat());
-        // The tests were built from the text of the quickstart, and cargo finds it.
-        for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
-            let home = std::env::var_os(variable).map(PathBuf::from);
-            command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
-        }
+        with_cargo(&mut command);
         command
     }
 
