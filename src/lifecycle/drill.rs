@@ -20,6 +20,7 @@ use crate::{
 };
 
 pub const DRILL_SCHEMA: &str = "ftctl.drill/1";
+const MARK_SCHEMA: &str = "ftctl.drill-mark/1";
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Drill {
@@ -45,7 +46,7 @@ pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     }
     let target = session::machine(&before)?;
     let start = Instant::now();
-    let mark = serde_json::json!({ "schema": DRILL_SCHEMA, "time": world.clock.now() });
+    let mark = serde_json::json!({ "schema": MARK_SCHEMA, "time": world.clock.now() });
     write_json(world.store.as_ref(), &path::drill(id, target.attempt), &mark, Condition::Always).await?;
     world.provider.preempt(&target).await?;
     // Both at once: the job needs a driver for its recovery, and there may be no other.

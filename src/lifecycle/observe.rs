@@ -64,9 +64,11 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
 
 /// Why ftctl itself took the attempt's machine away, if it did: another attempt follows.
 async fn ended_by_ftctl(world: &World, record: &Record) -> Result<Option<String>> {
-    let given_up = record.attempts.last().and_then(|attempt| attempt.reason.clone());
-    let drilled = world.store.head(&path::drill(&record.id, record.attempt)).await?.map(|_| "preempted in a drill".to_owned());
-    Ok(given_up.or(drilled))
+    if let Some(why) = record.attempts.last().and_then(|attempt| attempt.reason.clone()) {
+        return Ok(Some(why));
+    }
+    let mark = world.store.head(&path::drill(&record.id, record.attempt)).await?;
+    Ok(mark.map(|_| "preempted in a drill".to_owned()))
 }
 
 pub(super) async fn read_exit(store: &dyn Store, record: &Record) -> Result<Option<ExitRecord>> {

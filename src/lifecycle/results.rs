@@ -132,7 +132,7 @@ pub async fn each_line(store: &dyn Store, record: &Record, mut see: impl FnMut(L
         lines.finish(&mut take);
         if left == 0 {
             let why = format!(
-                "the progress of {} has more than {} MiB: what attempt {attempt} told after them is not read, nor that of later ones",
+                "the progress of {} has {} MiB or more: what attempt {attempt} told after them is not read, nor that of later ones",
                 record.id,
                 MOST >> 20
             );

@@ -183,7 +183,7 @@ fn ends_in_string(row: &[u8]) -> bool {
 }
 
 /// Whether a line is an object by itself.
-pub fn stands_alone(line: &[u8]) -> bool {
+fn stands_alone(line: &[u8]) -> bool {
     Scan::new(line.trim_ascii()).members().is_some()
 }
 
