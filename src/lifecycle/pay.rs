@@ -39,7 +39,7 @@ pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     }
     match record {
         // A machine that is made now may not be listed yet.
-        Some(record) if left.is_empty() && !world.adoption.is_own(&record) => {
+        Some(record) if left.is_empty() && !world.adoption.may_drive(&record) => {
             return Ok(Paid::NotOwed { why: format!("another user submitted it; `ftctl down {id}` destroys what it left") });
         }
         Some(record) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
