@@ -6,6 +6,9 @@ use std::{
     time::Duration,
 };
 
+use azure_core::error::ErrorKind;
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, StreamExt as _};
 use reqwest::{
     ClientBuilder, Response, Url,
     header::{HeaderMap, RETRY_AFTER},
@@ -58,6 +61,20 @@ pub async fn body(mut answer: Response, most: usize) -> Result<Vec<u8>, String> 
         bytes.extend_from_slice(&piece);
     }
     Ok(bytes)
+}
+
+/// [`body`] for the pieces that the official crates hand out.
+pub async fn gathered(mut pieces: impl Stream<Item = azure_core::Result<Bytes>> + Unpin, most: usize) -> azure_core::Result<Bytes> {
+    let mut bytes = BytesMut::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
+        if bytes.len() + piece.len() > most {
+            let why = format!("its answer has more than {most} bytes");
+            return Err(azure_core::Error::with_message(ErrorKind::Other, why));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes.freeze())
 }
 
 /// The pause that an answer asks for: a day at most, so that every sum of it with a time is one.

@@ -13,11 +13,12 @@ use async_trait::async_trait;
 use azure_core::{
     credentials::{AccessToken, Secret, TokenCredential, TokenRequestOptions},
     error::ErrorKind,
-    http::{ClientMethodOptions, ClientOptions, Transport},
+    http::{AsyncRawResponse, ClientMethodOptions, ClientOptions, HttpClient, Request, Transport},
 };
 use azure_identity::{
-    AzureCliCredential, ClientAssertion, ClientAssertionCredential, ClientSecretCredential, ManagedIdentityCredential,
-    ManagedIdentityCredentialOptions, UserAssignedId, WorkloadIdentityCredential, WorkloadIdentityCredentialOptions,
+    AzureCliCredential, ClientAssertion, ClientAssertionCredential, ClientAssertionCredentialOptions, ClientSecretCredential,
+    ClientSecretCredentialOptions, ManagedIdentityCredential, ManagedIdentityCredentialOptions, UserAssignedId,
+    WorkloadIdentityCredential, WorkloadIdentityCredentialOptions,
 };
 use jiff::Timestamp;
 use reqwest::Url;
@@ -83,6 +84,9 @@ pub const WAYS: &[Way] = &[
     },
     Way { name: "Entra: az login", needed: &[AZ], needs: "the program az, logged in", open: azure_cli },
 ];
+
+/// Entra of the public cloud.
+const AUTHORITY: &str = "https://login.microsoftonline.com";
 
 /// Not a variable: whether `az` is in the path.
 const AZ: &str = "az";
@@ -151,8 +155,11 @@ pub fn token(variables: Variables<'_>, scope: &'static str) -> impl Future<Outpu
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// GitHub's word on a run has some kilobytes.
+/// A token, or GitHub's word on a run, has some kilobytes.
 const LARGEST: usize = 256 << 10;
+/// No service gives out a token for longer, seconds. The official crate adds the seconds that it is told to the time of now, and
+/// ends the program where no clock can count so far.
+const LONGEST_LIFE: i64 = 366 * 24 * 3_600;
 
 /// A token this close to its end is replaced, seconds: no request outlives it.
 const FRESH: i64 = 300;
@@ -233,10 +240,43 @@ fn tenant_and_client(variables: Variables<'_>) -> (String, String) {
     (value("AZURE_TENANT_ID"), value("AZURE_CLIENT_ID"))
 }
 
+/// Requests of the official crate by this client.
+fn client_options(http: reqwest::ClientBuilder) -> Result<ClientOptions, String> {
+    let http = http.connect_timeout(CONNECT).read_timeout(ANSWER).build();
+    let http = http.map_err(|error| format!("a token service cannot be asked: {error}"))?;
+    Ok(ClientOptions { transport: Some(Transport::new(Arc::new(TokenClient(http)))), ..Default::default() })
+}
+
+/// Those to Entra, in the cloud that the environment names.
+fn entra_options(variables: Variables<'_>) -> Result<ClientOptions, String> {
+    let authority = variables("AZURE_AUTHORITY_HOST").unwrap_or_else(|| AUTHORITY.to_owned());
+    let authority = Url::parse(&authority).map_err(|error| format!("AZURE_AUTHORITY_HOST is no address: {error}"))?;
+    client_options(transit::client(&authority))
+}
+
+/// Tells the official crate only answers of a token service that it can bear.
+#[derive(Debug)]
+struct TokenClient(reqwest::Client);
+
+#[async_trait]
+impl HttpClient for TokenClient {
+    async fn execute_request(&self, request: &Request) -> azure_core::Result<AsyncRawResponse> {
+        let (status, headers, body) = self.0.execute_request(request).await?.deconstruct();
+        let bytes = transit::gathered(body, LARGEST).await?;
+        let life = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|answer| answer["expires_in"].as_i64());
+        if life.is_some_and(|seconds| !(0..=LONGEST_LIFE).contains(&seconds)) {
+            let why = "the token service says that its token lasts longer than a year, or ended before now";
+            return Err(azure_core::Error::with_message(ErrorKind::Credential, why));
+        }
+        Ok(AsyncRawResponse::from_bytes(status, headers, bytes))
+    }
+}
+
 fn client_secret(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
     let (tenant, client) = tenant_and_client(variables);
     let secret = Secret::new(variables("AZURE_CLIENT_SECRET").unwrap_or_default());
-    usable("AZURE_CLIENT_SECRET", ClientSecretCredential::new(&tenant, client, secret, None))
+    let options = ClientSecretCredentialOptions { client_options: entra_options(variables)? };
+    usable("AZURE_CLIENT_SECRET", ClientSecretCredential::new(&tenant, client, secret, Some(options)))
 }
 
 fn workload_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
@@ -245,7 +285,7 @@ fn workload_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential
         tenant_id: Some(tenant),
         client_id: Some(client),
         token_file_path: variables("AZURE_FEDERATED_TOKEN_FILE").map(PathBuf::from),
-        ..Default::default()
+        credential_options: ClientAssertionCredentialOptions { client_options: entra_options(variables)? },
     };
     usable("AZURE_FEDERATED_TOKEN_FILE", WorkloadIdentityCredential::new(Some(options)))
 }
@@ -255,7 +295,8 @@ fn github(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> 
     let value = |name| variables(name).unwrap_or_default();
     let assertion =
         GitHub { url: value("ACTIONS_ID_TOKEN_REQUEST_URL"), token: Secret::new(value("ACTIONS_ID_TOKEN_REQUEST_TOKEN")) };
-    usable("GitHub's identity", ClientAssertionCredential::new(tenant, client, assertion, None))
+    let options = ClientAssertionCredentialOptions { client_options: entra_options(variables)? };
+    usable("GitHub's identity", ClientAssertionCredential::new(tenant, client, assertion, Some(options)))
 }
 
 fn managed_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
@@ -263,9 +304,7 @@ fn managed_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>
     if variables("IDENTITY_ENDPOINT").is_none() && azureml::MANAGED.iter().all(|name| variables(name).is_some()) {
         return azureml::managed(variables, which);
     }
-    let http = transit::direct().connect_timeout(CONNECT).read_timeout(ANSWER).build();
-    let http = http.map_err(|error| format!("the managed identity cannot be asked: {error}"))?;
-    let client_options = ClientOptions { transport: Some(Transport::new(Arc::new(http))), ..Default::default() };
+    let client_options = client_options(transit::direct())?;
     let user_assigned_id = which.map(UserAssignedId::ClientId);
     let options = ManagedIdentityCredentialOptions { user_assigned_id, client_options };
     usable("the managed identity", ManagedIdentityCredential::new(Some(options)))
@@ -336,9 +375,12 @@ impl ClientAssertion for GitHub {
 mod tests {
     use std::sync::atomic::AtomicI64;
 
-    use azure_core::time::OffsetDateTime;
+    use azure_core::{http::Method, time::OffsetDateTime};
+    use serde_json::json;
+    use tokio::net::TcpListener;
 
     use super::*;
+    use crate::devcloud::http::{Reply, serve};
 
     /// Tokens named after their number, each good for the seconds that are set; none while that is 0.
     #[derive(Debug, Default)]
@@ -426,6 +468,28 @@ mod tests {
         assert_eq!(fails(away).await, NoToken { why: away.to_owned(), is_passing: true });
         for why in ["Please run 'az login' to setup account.", "AADSTS700082: The refresh token has expired"] {
             assert!(!fails(why).await.is_passing, "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_the_official_crate_cannot_bear_gives_no_token() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}/token", listener.local_addr().unwrap());
+        let server = serve(listener, |request| async move {
+            let body = match request.path() {
+                "/long" => json!({ "access_token": "x".repeat(LARGEST) }),
+                "/for_ever" => json!({ "access_token": "t", "expires_in": i64::MAX }),
+                _ => json!({ "access_token": "t", "expires_in": 3_600 }),
+            };
+            Some(Reply::json(200, &body))
+        });
+        tokio::spawn(server);
+        let client = TokenClient(transit::direct().build().unwrap());
+        for (path, why) in [("/long", "more than"), ("/for_ever", "longer than a year"), ("/token", "")] {
+            let url = Url::parse(&address).unwrap().join(path).unwrap();
+            let answer = client.execute_request(&Request::new(url, Method::Get)).await;
+            assert_eq!(answer.is_ok(), why.is_empty(), "{path}");
+            assert!(answer.err().is_none_or(|error| error.to_string().contains(why)), "{path}");
         }
     }
 }

@@ -114,8 +114,8 @@ async fn stored(store: &dyn Store, id: &JobId) -> Result<Object> {
     })
 }
 
-/// A record that is larger counts towards [`MOST_OF_LARGE`]: that of a hundred attempts is not.
-const LARGE: usize = 64 << 10;
+/// A record that is larger counts towards [`MOST_OF_LARGE`]: that of twenty attempts is not.
+const LARGE: usize = 16 << 10;
 /// Most bytes of all large records together that are kept at once: one of 10,000 attempts has a tenth.
 const MOST_OF_LARGE: usize = 32 << 20;
 

@@ -11,14 +11,15 @@
 
 use std::{
     collections::hash_map::RandomState,
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder, File, TryLockError},
     hash::{BuildHasher as _, Hasher as _},
     io::{self, Read, Seek, SeekFrom, Write},
     ops::Range,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
-    time::{Duration, SystemTime},
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -47,6 +48,10 @@ const LONGEST_ID: u64 = 4_096;
 
 /// Locks are shared by the paths with the same first byte of digest: a fixed number of files however many objects there are.
 const LOCK_BYTES: usize = 1;
+
+/// A writer holds a lock for a rename, or for the lines that it appends. Others who may write to the directory can hold one for ever.
+const LONGEST_LOCK: Duration = Duration::from_secs(30);
+const LOCK_POLL: Duration = Duration::from_millis(1);
 
 /// A temporary file this old belongs to a writer that died.
 const ABANDONED: Duration = Duration::from_secs(86_400);
@@ -193,7 +198,24 @@ impl Opened {
     fn lock(&self, path: &str) -> io::Result<File> {
         let name = hex::encode(&Sha256::digest(path)[..LOCK_BYTES]);
         let file = beneath::open(&self.folder(LOCKS)?, &name, self.options().write(true).create(true))?;
-        file.lock().map(|()| file)
+        locked(&file, LONGEST_LOCK)?;
+        Ok(file)
+    }
+}
+
+/// Waits for the lock on a file, but no longer than `longest`.
+fn locked(file: &File, longest: Duration) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < longest => thread::sleep(LOCK_POLL),
+            Err(TryLockError::WouldBlock) => {
+                let why = format!("another process has held a file in {LOCKS} for {} s", begun.elapsed().as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+        }
     }
 }
 
@@ -807,6 +829,17 @@ mod tests {
         let error = store.put("a", "x".into(), Condition::Always).await.unwrap_err();
         assert!(matches!(&error, StoreError::Io { action: "write", path, .. } if path == "a"), "{error}");
         assert!(error.to_string().contains("/proc/self/store"), "{error}");
+    }
+
+    #[test]
+    fn a_lock_that_another_keeps_is_not_waited_for_without_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let other = File::open(file.path()).unwrap();
+        other.lock().unwrap();
+        let refused = locked(file.as_file(), Duration::from_millis(5)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
+        drop(other);
+        locked(file.as_file(), Duration::ZERO).unwrap();
     }
 
     #[test]

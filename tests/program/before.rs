@@ -75,7 +75,11 @@ fn a_dataset_of_before_is_trained_on() {
 fn a_debt_of_before_is_paid_for_those_who_may_drive_its_job() {
     let before = Before::new();
     let said = before.run(&["status"]);
-    assert!(said.stderr.contains(&format!("machines of {OWING} are left")) && said.stderr.contains("another user"), "{}", said.stderr);
+    assert!(
+        said.stderr.contains(&format!("machines of {OWING} are left")) && said.stderr.contains("another user"),
+        "{}",
+        said.stderr
+    );
     let said = Sandbox::said(before.0.command(&["status"]).env("FTCTL_ADOPT", "1"));
     assert!(said.stderr.contains(&format!("the machines of {OWING}, which could not be destroyed")), "{}", said.stderr);
     assert_eq!(before.json(&["status", "owing"])["state"], "cancelled");

@@ -173,11 +173,12 @@ fn sign_ins(url: &Url, variables: Variables<'_>) -> Result<Vec<SignIn>, String> 
     Ok(own.into_iter().chain(token.map(|token| SignIn::Token(Secret::new(token)))).collect())
 }
 
-/// Whether this is the address of a workspace of Azure ML: its own hosts by https. A simulated one is on this machine.
+/// Whether this is the address of a workspace of Azure ML: its own hosts by https. A simulated one is on this machine. Other hosts of
+/// the domain are users' own: a compute instance's notebooks are at `….instances.azureml.ms`.
 fn is_workspace(url: &Url, variables: Variables<'_>) -> bool {
     let here = |url: &Url| url.host_str().is_some_and(transit::is_loopback);
     let simulated = || variables(SIMULATED).and_then(|url| Url::parse(&url).ok()).is_some_and(|url| here(&url));
-    let of_service = url.host_str().is_some_and(|host| host.ends_with(".azureml.ms"));
+    let of_service = url.host_str().is_some_and(|host| host.ends_with(".api.azureml.ms"));
     (url.scheme() == "https" && of_service) || (here(url) && simulated())
 }
 
@@ -212,6 +213,7 @@ mod tests {
             // Neither the service's token nor the agent's own leaves the service.
             ("https://mlflow.example.org", &job, ""),
             ("https://api.azureml.ms.example.org", &job, ""),
+            ("https://mine-8080.westeurope.instances.azureml.ms", &job, ""),
             ("http://westeurope.api.azureml.ms", &job, ""),
             ("http://127.0.0.1:5000", &job, ""),
             (workspace, &job, "own, token"),

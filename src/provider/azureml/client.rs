@@ -37,8 +37,8 @@ use crate::{
 /// The one version of the interface that is spoken.
 const VERSION: &str = "2025-12-01";
 const HISTORY_VERSION: &str = "v1.0";
-/// Workspaces' own services are below this domain.
-const SERVICES: &str = "azureml.ms";
+/// Workspaces' own services are below this domain. The hosts of compute instances, which are users', are beside it.
+const SERVICES: &str = ".api.azureml.ms";
 /// Logs lie below this one.
 const BLOBS: &str = ".blob.core.windows.net";
 /// No answer of the service is larger, and no list longer.
@@ -128,7 +128,7 @@ impl Client {
         let endpoint = endpoint.unwrap_or_else(|| MANAGEMENT.trim_end_matches("/.default").to_owned());
         let line = line::open(&endpoint, SHORT_ANSWER, "FTCTL_ENDPOINT_AZUREML")?;
         let url = Url::parse(&endpoint).map_err(|error| ProviderError::new(Class::Invalid, error.to_string()))?;
-        let far = line::open("https://azureml.ms", SHORT_ANSWER, "FTCTL_ENDPOINT_AZUREML")?;
+        let far = line::open(&format!("https://eastus{SERVICES}"), SHORT_ANSWER, "FTCTL_ENDPOINT_AZUREML")?;
         let absent = || {
             let needs: Vec<&str> = entra::WAYS.iter().map(|way| way.needs).collect();
             ProviderError::new(Class::Denied, "no one is signed in to Azure")
@@ -234,8 +234,8 @@ impl Client {
 
     /// Whether a token may go to a service that the workspace names.
     fn is_service(&self, url: &Url) -> bool {
-        let is_azures = |host: &str| host == SERVICES || host.strip_suffix(SERVICES).is_some_and(|before| before.ends_with('.'));
-        (url.scheme() == "https" && url.host_str().is_some_and(is_azures)) || self.is_beside(url)
+        let is_azures = url.scheme() == "https" && url.host_str().is_some_and(|host| host.ends_with(SERVICES));
+        is_azures || self.is_beside(url)
     }
 
     /// Whether it is on this machine, as Resource Manager is.

@@ -460,7 +460,8 @@ async fn an_address_that_is_not_the_services_is_never_asked() {
     for discovery in [
         "https://azureml.ms.example.org/discovery",
         "http://eastus.api.azureml.ms/discovery",
-        "https://evilazureml.ms/x",
+        "https://evilapi.azureml.ms/x",
+        "https://mine-8080.eastus.instances.azureml.ms/x",
         "file:///etc/passwd",
         "",
     ] {

@@ -28,6 +28,8 @@ const ANSWER: Duration = Duration::from_secs(150);
 const OPERATION: Duration = Duration::from_secs(600);
 /// The largest answer: a page of everything in every zone, or of 5,000 prices.
 const LARGEST_ANSWER: usize = 16 << 20;
+/// No list has more pages.
+const MOST_PAGES: usize = 1_000;
 /// Who may have named the services.
 const NAMES: &str = "FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING";
 
@@ -193,7 +195,7 @@ impl Client {
         mut take: impl FnMut(&mut Value) -> Result<(), Refusal> + Send,
     ) -> Result<(), Refusal> {
         let mut page = None::<String>;
-        loop {
+        for _ in 0..MOST_PAGES {
             let mut next = call.clone();
             next.query.extend(page.map(|token| ("pageToken", token)));
             let mut answer = self.call(next).await?;
@@ -203,6 +205,7 @@ impl Client {
                 return Ok(());
             }
         }
+        Err(Refusal::lost("list all there is", &format!("there are more than {MOST_PAGES} pages")))
     }
 
     /// Everything in every zone that fits.

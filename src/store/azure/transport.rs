@@ -43,6 +43,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// A try may take so long, and the time of its bytes on a slow line beside.
 const ANSWER: Duration = Duration::from_secs(60);
 const SLOW_LINE: u64 = 64 << 10;
+/// An answer has no more than the blob's bytes that were asked for, and this: a page of a listing has 5,000 names of 1,024
+/// characters, each beside what the service says of the blob.
+const LARGEST_PAGE: usize = 64 << 20;
 
 /// The parts of a request that the crate's options cannot carry, on their way through the crate.
 #[derive(Debug, Clone, Copy, Default)]
@@ -172,7 +175,7 @@ impl Transport {
         let begun = Instant::now();
         let limit = left.min(ANSWER + Duration::from_secs(bytes / SLOW_LINE));
         let late = || Trouble::Lost("no answer in time".to_owned());
-        let reply = timeout(limit, self.exchange(&signed)).await.unwrap_or_else(|_| Err(late()));
+        let reply = timeout(limit, self.exchange(&signed, expected)).await.unwrap_or_else(|_| Err(late()));
         transit::request(|| told(request, &reply, begun.elapsed()));
         let reply = reply?;
         self.answered.store(true, Ordering::Relaxed);
@@ -186,10 +189,12 @@ impl Transport {
         Ok(reply)
     }
 
-    async fn exchange(&self, request: &Request) -> Result<Reply, Trouble> {
+    async fn exchange(&self, request: &Request, expected: u64) -> Result<Reply, Trouble> {
         let answer = self.http.execute_request(request).await.map_err(|error| broken(&error))?;
         let (status, headers, body) = answer.deconstruct();
-        Ok(Reply { status: status.into(), headers, body: body.collect().await.map_err(|error| broken(&error))? })
+        let most = usize::try_from(expected).unwrap_or(usize::MAX).saturating_add(LARGEST_PAGE);
+        let body = transit::gathered(body, most).await.map_err(|error| broken(&error))?;
+        Ok(Reply { status: status.into(), headers, body })
     }
 
     /// Makes a request of this instant the credential's.
