@@ -62,18 +62,20 @@ async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options,
         let record = journal::read(world.store.as_ref(), id).await?.0;
         let over = record.attempt > attempt || record.state == State::Finished;
         let stored = stored.get_or_insert_with(|| Stored::of(world, &record, attempt, options.rank));
-        let mut outputs = stored.read().await?;
+        let mut pieces = stored.read().await?;
         if !stored.has_begun {
-            outputs = match world.provider.output(&of, options.rank, &mut cursor).await {
+            let on_node = record.plan.processes_per_node().max(1);
+            let node = options.rank.map(|rank| rank / u32::try_from(on_node).unwrap_or(u32::MAX));
+            pieces = match world.provider.output(&of, node, &mut cursor).await {
                 Err(error) if error.class == Class::Network && options.follow => {
                     world.clock.sleep(EVERY).await;
                     continue;
                 }
-                outputs => outputs?,
+                outputs => outputs?.into_iter().map(Piece::from).collect(),
             };
         }
-        let is_all = outputs.is_empty();
-        logs::give(lines.take(outputs), sink).await?;
+        let is_all = pieces.is_empty();
+        logs::give(lines.take(pieces), sink).await?;
         if is_all && (over || !options.follow) {
             logs::give(lines.take(stored.finish()), sink).await?;
             logs::give(lines.finish(), sink).await?;
@@ -82,6 +84,25 @@ async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options,
         if is_all {
             world.clock.sleep(EVERY).await;
         }
+    }
+}
+
+/// The writer of a line. Until the agents send what their ranks write, the backend tells nodes apart, and no ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Writer {
+    Rank(u32),
+    Node(u32),
+    Service,
+}
+
+struct Piece {
+    writer: Writer,
+    text: String,
+}
+
+impl From<Output> for Piece {
+    fn from(Output { node, text }: Output) -> Self {
+        Self { writer: node.map_or(Writer::Service, Writer::Node), text }
     }
 }
 
@@ -117,61 +138,61 @@ impl Stored {
     }
 
     /// The next piece of each, where there is one.
-    async fn read(&mut self) -> Result<Vec<Output>> {
-        let mut outputs = Vec::new();
+    async fn read(&mut self) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
         for log in &mut self.logs {
-            outputs.extend(log.read().await?);
+            pieces.extend(log.read().await?);
         }
-        self.has_begun |= !outputs.is_empty();
-        Ok(outputs)
+        self.has_begun |= !pieces.is_empty();
+        Ok(pieces)
     }
 
-    fn finish(&mut self) -> Vec<Output> {
+    fn finish(&mut self) -> Vec<Piece> {
         self.logs.iter_mut().map(Log::finish).collect()
     }
 }
 
 impl Log {
-    async fn read(&mut self) -> Result<Option<Output>> {
+    async fn read(&mut self) -> Result<Option<Piece>> {
         let bytes = self.reader.read().await?;
         if bytes.is_empty() {
             return Ok(None);
         }
         let (mut text, written) = (Vec::new(), self.filter.write(&bytes));
         self.lines.take(&written, |line, _| write("", line, &mut text));
-        Ok(Some(self.output(&text)))
+        Ok(Some(self.piece(&text)))
     }
 
     /// The end of a log that ends in the middle of a line.
-    fn finish(&mut self) -> Output {
+    fn finish(&mut self) -> Piece {
         let (mut text, written) = (Vec::new(), self.filter.finish());
         self.lines.take(&written, |line, _| write("", line, &mut text));
         self.lines.finish(|line, _| write("", line, &mut text));
-        self.output(&text)
+        self.piece(&text)
     }
 
     /// Takes whole lines, so that no character is cut in two.
-    fn output(&self, text: &[u8]) -> Output {
-        Output { rank: Some(self.rank), text: String::from_utf8_lossy(text).into_owned() }
+    fn piece(&self, text: &[u8]) -> Piece {
+        Piece { writer: Writer::Rank(self.rank), text: String::from_utf8_lossy(text).into_owned() }
     }
 }
 
-/// Output in whole lines, of each rank apart.
+/// Output in whole lines, of each writer apart.
 struct Apart {
-    names_ranks: bool,
-    lines: BTreeMap<Option<u32>, Lines>,
+    names_writers: bool,
+    lines: BTreeMap<Writer, Lines>,
 }
 
 impl Apart {
-    fn new(names_ranks: bool) -> Self {
-        Self { names_ranks, lines: BTreeMap::new() }
+    fn new(names_writers: bool) -> Self {
+        Self { names_writers, lines: BTreeMap::new() }
     }
 
-    fn take(&mut self, outputs: Vec<Output>) -> Vec<u8> {
+    fn take(&mut self, pieces: Vec<Piece>) -> Vec<u8> {
         let mut out = Vec::new();
-        for Output { rank, text } in outputs {
-            let front = self.front(rank);
-            self.lines.entry(rank).or_default().take(text.as_bytes(), |line, _| write(&front, line, &mut out));
+        for Piece { writer, text } in pieces {
+            let front = self.front(writer);
+            self.lines.entry(writer).or_default().take(text.as_bytes(), |line, _| write(&front, line, &mut out));
         }
         out
     }
@@ -179,17 +200,18 @@ impl Apart {
     /// The last lines, which have no end.
     fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
-        for (rank, mut lines) in std::mem::take(&mut self.lines) {
-            lines.finish(|line, _| write(&self.front(rank), line, &mut out));
+        for (writer, mut lines) in std::mem::take(&mut self.lines) {
+            lines.finish(|line, _| write(&self.front(writer), line, &mut out));
         }
         out
     }
 
-    fn front(&self, rank: Option<u32>) -> String {
-        match rank {
-            Some(rank) if self.names_ranks => format!("[{rank}] "),
-            Some(_) => String::new(),
-            None => "[service] ".to_owned(),
+    fn front(&self, writer: Writer) -> String {
+        match writer {
+            Writer::Rank(rank) if self.names_writers => format!("[{rank}] "),
+            Writer::Node(node) if self.names_writers => format!("[node {node}] "),
+            Writer::Rank(_) | Writer::Node(_) => String::new(),
+            Writer::Service => "[service] ".to_owned(),
         }
     }
 }
@@ -202,24 +224,35 @@ fn write(front: &str, line: &[u8], out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        Writer::{Node, Rank, Service},
+        *,
+    };
 
-    fn taken(lines: &mut Apart, outputs: &[(Option<u32>, &str)]) -> String {
-        let outputs = outputs.iter().map(|(rank, text)| Output { rank: *rank, text: (*text).to_owned() });
-        String::from_utf8(lines.take(outputs.collect())).unwrap()
+    fn taken(lines: &mut Apart, pieces: &[(Writer, &str)]) -> String {
+        let pieces = pieces.iter().map(|(writer, text)| Piece { writer: *writer, text: (*text).to_owned() });
+        String::from_utf8(lines.take(pieces.collect())).unwrap()
     }
 
     #[test]
     fn lines_of_many_processes_stay_whole() {
         let mut lines = Apart::new(true);
-        assert_eq!(taken(&mut lines, &[(Some(0), "one\ntw"), (Some(1), "eins\n")]), "[0] one\n[1] eins\n");
-        assert_eq!(taken(&mut lines, &[(Some(0), "o\n"), (Some(1), "zwei"), (None, "pulled\n")]), "[0] two\n[service] pulled\n");
+        assert_eq!(taken(&mut lines, &[(Rank(0), "one\ntw"), (Rank(1), "eins\n")]), "[0] one\n[1] eins\n");
+        assert_eq!(taken(&mut lines, &[(Rank(0), "o\n"), (Rank(1), "zwei"), (Service, "pulled\n")]), "[0] two\n[service] pulled\n");
         assert_eq!(String::from_utf8(lines.finish()).unwrap(), "[1] zwei\n");
         assert_eq!(lines.finish(), b"");
     }
 
     #[test]
+    fn lines_from_before_the_agents_are_told_by_node() {
+        assert_eq!(
+            taken(&mut Apart::new(true), &[(Node(1), "pulling\n"), (Rank(8), "step 1\n")]),
+            "[node 1] pulling\n[8] step 1\n"
+        );
+    }
+
+    #[test]
     fn lines_of_one_process_are_as_it_wrote_them() {
-        assert_eq!(taken(&mut Apart::new(false), &[(Some(3), "a\nb\n"), (None, "why\n")]), "a\nb\n[service] why\n");
+        assert_eq!(taken(&mut Apart::new(false), &[(Rank(3), "a\nb\n"), (Service, "why\n")]), "a\nb\n[service] why\n");
     }
 }

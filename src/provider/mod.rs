@@ -79,16 +79,16 @@ pub enum Publication {
     },
 }
 
-/// Output of a process of an attempt.
+/// Output of a machine of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// Which of them; `None`: the backend itself, where it was to blame for the attempt's end.
-    pub rank: Option<u32>,
+    /// Which of the attempt's nodes; `None`: the backend itself, where it was to blame for the attempt's end.
+    pub node: Option<u32>,
     /// Text, without bytes that are none.
     pub text: String,
 }
 
-/// How much of each process's output was read.
+/// How much of each node's output was read.
 pub type Cursor = BTreeMap<Option<u32>, u64>;
 
 /// Something that is built on this machine before an attempt can begin.
@@ -249,10 +249,9 @@ pub trait Provider: Account {
         Ok(None)
     }
 
-    /// The output of this rank's process, or of each process of the attempt, since `cursor`, by the backend's own account. It is of
-    /// every machine that had the process, in their order, and a megabyte of each at most. Empty where nothing is there yet, or
-    /// where it is not kept.
-    async fn output(&self, _attempt: &AttemptId, _rank: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
+    /// The output of this node, or of each node of the attempt, since `cursor`, by the backend's own account. It is of every machine
+    /// that was the node, in their order, and a megabyte of each at most. Empty where nothing is there yet, or where it is not kept.
+    async fn output(&self, _attempt: &AttemptId, _node: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
         Ok(Vec::new())
     }
 

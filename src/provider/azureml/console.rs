@@ -1,5 +1,5 @@
-//! The output of a job's processes, in the files that the run history names. A process has a file for each of the service's own
-//! retries, one after the other. Last come the service's words, where it has ended the job. Files grow at the end alone, so a
+//! The output of a job's agents, in the files that the run history names. The service starts one process on each node, the agent,
+//! and calls it by the node's number. It has a file for each of the service's own retries, one after the other. Last come the service's words, where it has ended the job. Files grow at the end alone, so a
 //! position stays what it is.
 
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ use super::{
 const PIECE: u64 = 1 << 20;
 /// A run that the service tried again more often has failed for good.
 const MOST_FILES: usize = 64;
-/// No job of ours has so many processes.
-const MOST_RANKS: usize = 1_024;
-/// The process whose machine's console is the job's.
+/// No job of ours has so many nodes.
+const MOST_NODES: usize = 1_024;
+/// The node whose console is the job's.
 const FIRST: u32 = 0;
 
-/// The output of the first process before its agent could send it, or why there was none. It begins at position `start`.
+/// The output of the first node before its agent could send it, or why there was none. It begins at position `start`.
 pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Console, Refusal> {
     let mut found = files(details);
     let addresses = found.remove(&Some(FIRST)).or_else(|| found.remove(&None)).unwrap_or_default();
@@ -29,22 +29,22 @@ pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Consol
     Ok(Console { text, start, next, own: None })
 }
 
-/// The output of each process, or of one of them, since `cursor`, which goes on.
-pub async fn each(client: &Client, details: &Value, rank: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>, Refusal> {
+/// The output of each node, or of one of them, since `cursor`, which goes on.
+pub async fn each(client: &Client, details: &Value, node: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>, Refusal> {
     let mut outputs = Vec::new();
     for (of, addresses) in files(details).into_iter().rev() {
-        if of.is_some() && rank.is_some() && rank != of {
+        if of.is_some() && node.is_some() && node != of {
             continue;
         }
         let position = cursor.entry(of).or_default();
         let (text, next) = part(client, addresses, *position).await?;
         *position = next;
         if !text.is_empty() {
-            outputs.push(Output { rank: of, text });
+            outputs.push(Output { node: of, text });
         }
     }
-    // The processes in their order, and the service after them.
-    outputs.sort_by_key(|output| output.rank.unwrap_or(u32::MAX));
+    // The nodes in their order, and the service after them.
+    outputs.sort_by_key(|output| output.node.unwrap_or(u32::MAX));
     Ok(outputs)
 }
 
@@ -71,25 +71,25 @@ async fn part(client: &Client, addresses: Vec<&str>, start: u64) -> Result<(Stri
     Ok((text, next))
 }
 
-/// The addresses of what each process wrote, in the order of its lives; of `None` the service's own words.
+/// The addresses of what each node wrote, in the order of its lives; of `None` the service's own words.
 fn files(details: &Value) -> BTreeMap<Option<u32>, Vec<&str>> {
     let named = details["logFiles"].as_object().into_iter().flatten();
     let named = named.filter_map(|(name, address)| Some((name.as_str(), address.as_str()?)));
     let is_to_blame = is_to_blame(details);
     let mut found: Vec<(Option<u32>, u32, &str, &str)> = named
         .filter_map(|(name, address)| match process(name) {
-            Some((rank, life)) => Some((Some(rank), life, name, address)),
+            Some((node, life)) => Some((Some(node), life, name, address)),
             None if is_to_blame && name.starts_with("system_logs/") => Some((None, 0, name, address)),
             None => None,
         })
         .collect();
     found.sort_unstable();
     let mut of: BTreeMap<Option<u32>, Vec<&str>> = BTreeMap::new();
-    for (rank, _, _, address) in found {
-        if of.len() >= MOST_RANKS && !of.contains_key(&rank) {
+    for (node, _, _, address) in found {
+        if of.len() >= MOST_NODES && !of.contains_key(&node) {
             continue;
         }
-        let addresses = of.entry(rank).or_default();
+        let addresses = of.entry(node).or_default();
         if addresses.len() < MOST_FILES {
             addresses.push(address);
         }
@@ -102,14 +102,14 @@ fn is_to_blame(details: &Value) -> bool {
     details["status"] == "Failed" && !told(details).is_some_and(|(_, message)| reports_process(&message))
 }
 
-/// The rank and the life of the process that wrote a file; `None` for any other file.
+/// The node and the life of the process that wrote a file; `None` for any other file.
 fn process(name: &str) -> Option<(u32, u32)> {
     let name = name.strip_prefix("user_logs/")?;
     let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
     let process = file.strip_prefix("std_log")?.strip_suffix(".txt")?;
-    let rank = if process.is_empty() { FIRST } else { process.strip_prefix("_process_")?.parse().ok()? };
+    let node = if process.is_empty() { FIRST } else { process.strip_prefix("_process_")?.parse().ok()? };
     let life = if folder.is_empty() { 0 } else { folder.strip_prefix("retry_")?.parse().ok()? };
-    Some((rank, life))
+    Some((node, life))
 }
 
 /// The bytes as text of the same length. A character that is cut off at the end is left for the next piece, unless there will be
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_process_is_read_life_after_life() {
+    fn each_node_is_read_life_after_life() {
         let names = [
             "user_logs/retry_010/std_log_process_00.txt",
             "user_logs/std_log_process_00.txt",

@@ -454,12 +454,12 @@ impl Provider for Azureml {
         Ok(Some(console::read(&self.client, &details, start).await?))
     }
 
-    async fn output(&self, attempt: &AttemptId, rank: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>> {
+    async fn output(&self, attempt: &AttemptId, node: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>> {
         if self.find(attempt).await?.is_none() {
             return Ok(Vec::new());
         }
         let details = self.history(&attempt.machine_name()).await?;
-        Ok(console::each(&self.client, &details, rank, cursor).await?)
+        Ok(console::each(&self.client, &details, node, cursor).await?)
     }
 
     async fn publish(&self, publication: &Publication) -> Result<String> {

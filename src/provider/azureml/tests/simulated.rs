@@ -352,7 +352,7 @@ async fn each_process_is_read_through_every_retry_and_the_service_where_it_is_to
     place.provisioned(&one).await;
     place.until(&one, |_| place.starts(&one) == 1).await;
     let (provider, mut cursor) = (place.provider(), Cursor::new());
-    let output = |rank, text: &str| Output { rank, text: text.to_owned() };
+    let output = |node, text: &str| Output { node, text: text.to_owned() };
     assert_eq!(provider.output(&one, None, &mut cursor).await, Ok(vec![output(Some(0), "hello\n")]));
     place.pull(reqwest::Method::POST, &format!("preempt?job={}&restarts=true", one.machine_name())).await;
     let begun = Instant::now();
@@ -367,7 +367,7 @@ async fn each_process_is_read_through_every_retry_and_the_service_where_it_is_to
     place.provisioned(&two).await;
     place.until(&two, |seen| matches!(seen, Sighting::Unfit { .. })).await;
     let said = provider.output(&two, None, &mut Cursor::new()).await.expect("read");
-    assert!(matches!(&*said, [Output { rank: None, text }] if text.contains("Failed to pull")), "{said:?}");
+    assert!(matches!(&*said, [Output { node: None, text }] if text.contains("Failed to pull")), "{said:?}");
     let console = provider.console(&two, 0).await.expect("read").expect("a console");
     assert_eq!(console.text, said[0].text, "kept with the job, which had no log");
     assert_eq!(provider.output(&AttemptId::new(&one.job, 3), None, &mut Cursor::new()).await, Ok(Vec::new()));
