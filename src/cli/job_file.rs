@@ -60,6 +60,9 @@ impl JobFile {
         let (world, plan) = self.priced(app).await?;
         image::check(&world, &plan)?;
         world.provider.answers().await?;
+        if let Some(list) = plan.price_list() {
+            world.report.warn(&format!("costs are counted by the {list}: today's price may be another, and the bill with it"));
+        }
         Ok((world, plan))
     }
 

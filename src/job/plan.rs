@@ -302,6 +302,11 @@ impl Plan {
         Digest::of(&serde_json::to_vec(self).unwrap_or_default())
     }
 
+    /// The dated list that the price is from, where the cloud itself was not asked, or did not tell.
+    pub fn price_list(&self) -> Option<&str> {
+        self.price_source.as_deref().filter(|source| source.starts_with("price list of"))
+    }
+
     /// Adds the price, and refuses a ceiling that cannot pay for anything.
     pub fn priced(self, price: impl Into<Price>) -> Result<Self, PlanError> {
         let Price { per_hour: price_per_hour, lasting, source } = price.into();

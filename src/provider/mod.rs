@@ -249,8 +249,9 @@ pub trait Provider: Account {
         Ok(None)
     }
 
-    /// The output of this node, or of each node of the attempt, since `cursor`, by the backend's own account. It is of every machine
-    /// that was the node, in their order, and a megabyte of each at most. Empty where nothing is there yet, or where it is not kept.
+    /// The output of this node, or of each node of the attempt, since `cursor`, by the backend's own account. It is of every
+    /// machine that was the node, in their order, and a megabyte of each at most. Empty where nothing is there yet, or where it
+    /// is not kept.
     async fn output(&self, _attempt: &AttemptId, _node: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
         Ok(Vec::new())
     }

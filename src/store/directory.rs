@@ -49,7 +49,8 @@ const LONGEST_ID: u64 = 4_096;
 /// Locks are shared by the paths with the same first byte of digest: a fixed number of files however many objects there are.
 const LOCK_BYTES: usize = 1;
 
-/// A writer holds a lock for a rename, or for the lines that it appends. Others who may write to the directory can hold one for ever.
+/// A writer holds a lock for a rename, or for the lines that it appends. Others who may write to the directory can hold one for
+/// ever.
 const LONGEST_LOCK: Duration = Duration::from_secs(30);
 const LOCK_POLL: Duration = Duration::from_millis(1);
 

@@ -173,8 +173,8 @@ fn sign_ins(url: &Url, variables: Variables<'_>) -> Result<Vec<SignIn>, String> 
     Ok(own.into_iter().chain(token.map(|token| SignIn::Token(Secret::new(token)))).collect())
 }
 
-/// Whether this is the address of a workspace of Azure ML: its own hosts by https. A simulated one is on this machine. Other hosts of
-/// the domain are users' own: a compute instance's notebooks are at `….instances.azureml.ms`.
+/// Whether this is the address of a workspace of Azure ML: its own hosts by https. A simulated one is on this machine. Other
+/// hosts of the domain are users' own: a compute instance's notebooks are at `….instances.azureml.ms`.
 fn is_workspace(url: &Url, variables: Variables<'_>) -> bool {
     let here = |url: &Url| url.host_str().is_some_and(transit::is_loopback);
     let simulated = || variables(SIMULATED).and_then(|url| Url::parse(&url).ok()).is_some_and(|url| here(&url));

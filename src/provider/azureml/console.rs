@@ -1,6 +1,6 @@
 //! The output of a job's agents, in the files that the run history names. The service starts one process on each node, the agent,
-//! and calls it by the node's number. It has a file for each of the service's own retries, one after the other. Last come the service's words, where it has ended the job. Files grow at the end alone, so a
-//! position stays what it is.
+//! and calls it by the node's number. It has a file for each of the service's own retries, one after the other. Last come the
+//! service's words, where it has ended the job. Files grow at the end alone, so a position stays what it is.
 
 use std::collections::BTreeMap;
 

@@ -329,7 +329,8 @@ impl Account for Azureml {
                 // One that cannot be asked about is told of by the quota, which is asked next.
                 let free = self.free_nodes(wanted).await.unwrap_or(0);
                 let room = quota::room(&self.client, wanted, [nodes(plan), least], free).await;
-                room.into_iter().chain(offer::without_roles(wanted)).collect()
+                let notices = offer::without_roles(wanted).into_iter().chain(offer::of_nodes(wanted, nodes(plan)));
+                room.into_iter().chain(notices).collect()
             }
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
         }

@@ -551,6 +551,14 @@ async fn a_named_cluster_that_keeps_its_nodes_longer_is_told_of_in_the_plan() {
     assert!(room[1].message.contains("30m") && room[1].message.contains("2m"), "{room:?}");
 }
 
+#[test]
+fn nodes_that_wait_for_each_other_are_told_of_in_the_plan() {
+    let told = |nodes, spec: AzuremlSpec| offer::of_nodes(&spec.into(), nodes).is_some();
+    assert!(told(2, big()) && !told(1, big()));
+    let serverless = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
+    assert!(!told(2, serverless), "the service's own nodes are billed to the job from its start");
+}
+
 #[tokio::test]
 async fn a_cluster_is_widened_for_a_job_that_was_submitted_at_the_same_time() {
     let (service, one, other) = (Service::new().await, attempt("first"), attempt("second"));
