@@ -26,6 +26,7 @@ struct Place {
     environment: BTreeMap<&'static str, String>,
     state: tempfile::TempDir,
     store: Arc<dyn Store>,
+    placement: Placement,
 }
 
 impl Drop for Place {
@@ -74,7 +75,7 @@ impl Place {
         };
         let devcloud = Devcloud::start(options).await.expect("it listens");
         let environment = devcloud.client_environment();
-        Self { devcloud, environment, state, store: Arc::new(MemoryStore::new()) }
+        Self { devcloud, environment, state, store: Arc::new(MemoryStore::new()), placement: Placement::Cluster }
     }
 
     fn provider_of(&self, party: Party) -> Azureml {
@@ -132,7 +133,7 @@ impl Place {
 #[async_trait]
 impl World for Place {
     fn compute(&self) -> Compute {
-        Compute::Azureml(Box::default())
+        Compute::Azureml(Box::new(AzuremlPlan { compute: self.placement, ..AzuremlPlan::default() }))
     }
 
     fn client(&self) -> Arc<dyn Provider> {
@@ -178,6 +179,13 @@ impl World for Place {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_a_job_service() {
     conformance::services(&Place::new(json!({})).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_a_job_service_without_clusters() {
+    let mut place = Place::new(json!({})).await;
+    place.placement = Placement::Serverless;
+    conformance::services(&place).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
