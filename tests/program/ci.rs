@@ -45,7 +45,7 @@ fn scripts(workflow: &str) -> Vec<String> {
 #[test]
 fn the_workflows_of_the_page_run_as_they_stand_there() {
     let workflows = workflows(&page());
-    assert_eq!(workflows.len(), 4, "GitHub's two, Azure's and GitLab's");
+    assert_eq!(workflows.len(), 6, "GitHub's three, Azure's, GitLab's, and a step that keeps caches");
     let program = Path::new(env!("CARGO_BIN_EXE_ftctl")).parent().expect("a folder");
     let path = format!("{}:{}", program.display(), env::var("PATH").expect("a path"));
     // The second follows what the first has submitted.
