@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Stdio,
+    time::Duration,
 };
 
 use base64::{
@@ -11,7 +12,7 @@ use base64::{
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE},
 };
 use serde_json::{Map, Value, json};
-use tokio::{io::AsyncWriteExt as _, process::Command};
+use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use super::config_directory;
 
@@ -23,6 +24,8 @@ const HUB_HOSTS: [&str; 3] = ["index.docker.io", "registry-1.docker.io", "regist
 const UNKNOWN: &str = "credentials not found";
 /// The name of a user who shows a token.
 const TOKEN_USER: &str = "<token>";
+/// For a helper's answer: one that waits for a window or a keychain that nobody can open must not stop a public image.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// For one registry. Has no `Debug`, so that nothing secret can be printed by accident.
 #[derive(Clone, PartialEq, Eq)]
@@ -125,7 +128,7 @@ async fn of_file(path: &Path, image: &str) -> Result<Credentials, CredentialsErr
     let mut found = Credentials::Anonymous;
     let own = config["credHelpers"].as_object().and_then(|helpers| entry(helpers, image)).and_then(Value::as_str);
     if let Some(helper) = own.or(config["credsStore"].as_str()).filter(|helper| !helper.is_empty()) {
-        match ask(helper, if registry == HUB { HUB_KEY } else { registry }).await {
+        match ask(helper, if registry == HUB { HUB_KEY } else { registry }, PATIENCE).await {
             Ok(Some(credentials)) => return Ok(credentials),
             Ok(None) => {}
             Err(why) => found = Credentials::Unasked(format!("docker-credential-{helper}, which {origin} names: {why}")),
@@ -172,8 +175,8 @@ fn written(entry: &Value) -> Result<Credentials, String> {
     Ok(Credentials::Password { user: user.to_owned(), password: password.to_owned() })
 }
 
-/// Asks `docker-credential-HELPER` as docker does; `None` when it has no credentials.
-async fn ask(helper: &str, key: &str) -> Result<Option<Credentials>, String> {
+/// Asks `docker-credential-HELPER` as docker does; `None` when it has no credentials. One that does not answer in time is killed.
+async fn ask(helper: &str, key: &str, patience: Duration) -> Result<Option<Credentials>, String> {
     // It becomes the name of a program.
     if PathBuf::from(helper).file_name().is_none_or(|name| name != helper) {
         return Err("that is not the name of a helper".to_owned());
@@ -181,11 +184,20 @@ async fn ask(helper: &str, key: &str) -> Result<Option<Credentials>, String> {
     let mut command = Command::new(format!("docker-credential-{helper}"));
     command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| format!("cannot start it: {error}"))?;
-    if let Some(mut input) = child.stdin.take() {
-        // One that answers without listening has closed its end already.
-        let _heard = input.write_all(key.as_bytes()).await;
-    }
-    let answer = child.wait_with_output().await.map_err(|error| error.to_string())?;
+    let exchange = async move {
+        if let Some(mut input) = child.stdin.take() {
+            // One that answers without listening has closed its end already.
+            let _heard = input.write_all(key.as_bytes()).await;
+        }
+        child.wait_with_output().await
+    };
+    let Ok(answer) = timeout(patience, exchange).await else {
+        let seconds = patience.as_secs();
+        return Err(format!(
+            "it gave no answer in {seconds} s and was ended; `docker-credential-{helper} list` shows what it waits for"
+        ));
+    };
+    let answer = answer.map_err(|error| error.to_string())?;
     if !answer.status.success() {
         let said = [answer.stdout, answer.stderr].concat();
         let said = String::from_utf8_lossy(&said).trim().to_owned();
@@ -294,6 +306,7 @@ mod tests {
         helper("knows", r#"[ "$1" = get ] && printf '{"ServerURL":"x","Username":"me","Secret":"from %s"}' "$(cat)""#);
         helper("none", "echo 'credentials not found in native keychain'; exit 1");
         helper("broken", "echo 'the keychain is locked' >&2; exit 3");
+        helper("hangs", &format!("echo $$ > {}/pid; exec sleep 600", directory.path().display()));
         let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());
         let ask = |name: &'static str| {
             let mut command = Command::new(std::env::current_exe().unwrap());
@@ -306,13 +319,25 @@ mod tests {
         assert!(ask("broken").await.contains("the keychain is locked"));
         assert!(ask("../broken").await.contains("not the name of a helper"));
         assert!(ask("missing").await.contains("cannot start it"));
+        let hangs = ask("hangs").await;
+        let advice = "it gave no answer in 1 s and was ended; `docker-credential-hangs list` shows what it waits for";
+        assert!(hangs.contains(advice), "{hangs}");
+        let process = fs::read_to_string(directory.path().join("pid")).unwrap();
+        // One that nobody has buried yet has no command line.
+        let runs = || fs::read(Path::new("/proc").join(process.trim()).join("cmdline")).is_ok_and(|line| !line.is_empty());
+        let dies = async {
+            while runs() {
+                tokio::time::sleep(Duration::from_millis(5)).await
+            }
+        };
+        timeout(PATIENCE, dies).await.expect("the helper was left running");
     }
 
     /// Not a test by itself: the one above runs it with a PATH of its own.
     #[tokio::test]
     #[ignore = "run by another test"]
     async fn asks_one_helper() {
-        let said = match ask(&std::env::var("HELPER").unwrap_or_default(), "r.example").await {
+        let said = match ask(&std::env::var("HELPER").unwrap_or_default(), "r.example", Duration::from_secs(1)).await {
             Ok(Some(Credentials::Password { password, .. })) => password,
             Ok(_) => "nobody".to_owned(),
             Err(why) => why,
