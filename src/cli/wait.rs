@@ -37,7 +37,8 @@ impl Arguments {
     }
 }
 
-struct Ended(Vec<Submitted>);
+/// Jobs that were waited for, and their ends.
+pub struct Ended(pub Vec<Submitted>);
 
 impl Show for Ended {
     fn schema(&self) -> &'static str {

@@ -135,6 +135,32 @@ fn a_finished_job_can_be_removed_and_no_other() {
     assert_eq!(sandbox.run(&["rm", &first, "-y"]).code, Some(3));
 }
 
+#[test]
+fn several_jobs_are_cancelled_by_one_command() {
+    let sandbox = Sandbox::in_memory();
+    let [first, second] = ["first", "second"].map(|name| {
+        sandbox.write_rehearsal(name);
+        sandbox.run(&["submit", "job.toml"]).stdout.trim().to_owned()
+    });
+    let states = || {
+        let jobs = [&first, &second].map(|id| sandbox.run(&["show", id, "-o", "json"]).stdout);
+        jobs.map(|job| serde_json::from_str::<Value>(&job).expect("JSON")["state"].clone())
+    };
+    let said = sandbox.run(&["cancel", &first, "nobody"]);
+    assert_eq!((said.code, states()), (Some(3), [json!("running"), json!("running")]), "all or none: {}", said.stderr);
+    let said = sandbox.run(&["cancel", &first, &second, "--dry-run"]);
+    assert_eq!(said.stdout.lines().count(), 4, "{}", said.stdout);
+    // Named twice, it is one job.
+    let said = sandbox.run(&["cancel", &first, "second", "first", "--now", "-o", "json"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let ended = [&first, &second].map(|id| json!({ "id": id, "state": "cancelled" }));
+    assert_eq!(serde_json::from_str::<Value>(&said.stdout).expect("JSON"), json!({ "schema": "ftctl.ended/1", "jobs": ended }));
+    assert_eq!(states(), [json!("cancelled"), json!("cancelled")]);
+    let said = sandbox.run(&["cancel", &second, &first]);
+    assert_eq!((said.code, said.stdout), (Some(0), format!("{second}: cancelled\n{first}: cancelled\n")));
+    assert_eq!(said.stderr.matches("was over before: cancelled").count(), 2, "{}", said.stderr);
+}
+
 /// Without a look at anything but its record.
 #[test]
 fn a_finished_job_shows_what_it_measured_last() {
