@@ -52,7 +52,7 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
         Ok(world) => world,
         Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
-    let mut findings = vec![Finding::good("backend and store", format!("{name}, {}", world.store.url()))];
+    let mut findings = vec![doctor::backend_and_store(&world, name)];
     findings.extend(doctor::exposure(&world, name));
     findings.extend(app.block_on(async { Ok(world.provider.check().await) })?);
     Ok(findings)

@@ -1,6 +1,11 @@
-//! The obstacles to a job on this machine, each with the command that removes it. Works offline and changes nothing.
+//! The obstacles to a job on this machine, each with the command that removes it. Works offline and leaves
+//! nothing behind.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{self, ErrorKind, Write as _},
+    path::Path,
+};
 
 use ft_trainer::settings::DeviceChoice;
 
@@ -16,6 +21,7 @@ use crate::{
         hub::is_name,
         plan::{DataPlan, Plan},
     },
+    store,
 };
 
 pub const DOCTOR_SCHEMA: &str = "ftctl.doctor/1";
@@ -80,6 +86,16 @@ pub async fn stored(world: &World, plan: &Plan) -> Result<Option<Known>> {
     Ok(upload::check_stored(world, plan, digest).await?.1)
 }
 
+/// Names a backend and its store, and looks whether files can be made in one that is a directory.
+pub fn backend_and_store(world: &World, backend: &str) -> Finding {
+    let (what, url) = ("backend and store", world.store.url());
+    let good = Finding::good(what, format!("{backend}, {url}"));
+    match store::directory(url).map(|directory| writable(what, &directory)) {
+        Some(bad) if bad.health == Health::Bad => bad,
+        _ => good,
+    }
+}
+
 /// The damage that an intruder on a machine could do to the store. Jobs of this machine have the rights of its user anyway.
 pub fn exposure(world: &World, backend: &str) -> Option<Finding> {
     world.store.exposure().filter(|_| Backend::named(backend) != Some(Backend::Local))
@@ -107,18 +123,25 @@ pub fn refused(what: &'static str, failure: Failure) -> Finding {
     Finding { health: Health::Bad, what, message: failure.message, fix: failure.fix }
 }
 
-/// Whether files could be made in a directory, or in the nearest one above that exists.
+/// Whether files can be made in a directory, or in the nearest one above that exists.
 fn writable(what: &'static str, directory: &Path) -> Finding {
-    use rustix::fs::{Access, access};
-    let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    match access(existing, Access::WRITE_OK | Access::EXEC_OK) {
-        Ok(()) => Finding::good(what, directory.display().to_string()),
-        Err(error) => Finding::bad(
-            what,
-            format!("cannot write in {}: {error}", existing.display()),
-            format!("chmod u+rwx {}", existing.display()),
-        ),
-    }
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    let existing = directory.ancestors().find(is_there).unwrap_or(Path::new("/"));
+    let Err(error) = make_a_file(existing) else { return Finding::good(what, directory.display().to_string()) };
+    let fix = match error.kind() {
+        ErrorKind::PermissionDenied => format!("chmod u+rwx {}", existing.display()),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free some space there, or name another directory".to_owned(),
+        _ => format!("name another directory than {}", directory.display()),
+    };
+    Finding::bad(what, format!("cannot write in {}: {error}", existing.display()), fix)
+}
+
+/// Makes a file and removes it: permissions tell nothing of read-only file systems and full disks, and to root nothing at all.
+fn make_a_file(directory: &Path) -> io::Result<()> {
+    let file = directory.join(format!(".ftctl-doctor.{}", std::process::id()));
+    let mut made = fs::File::create_new(&file)?;
+    let written = made.write_all(b"x");
+    fs::remove_file(&file).and(written)
 }
 
 #[cfg(test)]
@@ -215,5 +238,14 @@ mod tests {
         assert_eq!(writable("x", &directory.path().join("a/b")).health, Health::Good);
         std::fs::write(directory.path().join("file"), "").expect("written");
         assert_eq!(writable("x", &directory.path().join("file/b")).health, Health::Bad, "a file is no directory");
+        std::os::unix::fs::symlink(directory.path().join("gone"), directory.path().join("link")).expect("linked");
+        assert_eq!(writable("x", &directory.path().join("link/b")).health, Health::Bad, "a link to nothing is none, either");
+        assert_eq!(fs::read_dir(directory.path()).expect("there").count(), 2, "nothing is left behind");
+    }
+
+    /// Its permissions let root write in it.
+    #[test]
+    fn a_directory_in_which_nothing_can_be_made_is_not_ok() {
+        assert_eq!(writable("x", Path::new("/proc/ftctl")).health, Health::Bad);
     }
 }

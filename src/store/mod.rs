@@ -227,7 +227,7 @@ pub fn open_with(url: &str, limits: Limits, word_of: WordOf) -> Result<Arc<dyn S
     if url == "memory:" {
         return Ok(Arc::new(memory::MemoryStore::new()));
     }
-    Ok(Arc::new(directory::DirectoryStore::open(&directory_of(url)?)?))
+    Ok(Arc::new(self::directory::DirectoryStore::open(&directory_of(url)?)?))
 }
 
 /// Refuses a URL of no kind of store that [`open_with`] opens.
@@ -255,10 +255,15 @@ fn directory_of(url: &str) -> Result<PathBuf> {
     Ok(url.into())
 }
 
+/// The directory of a store that is one.
+pub fn directory(url: &str) -> Option<PathBuf> {
+    let is_one = !azure::is_container(url) && url != "memory:";
+    is_one.then(|| directory_of(url).ok()).flatten()
+}
+
 /// Whether the store would be a directory that does not exist yet: the first write makes it.
 pub fn is_yet_to_be_made(url: &str) -> bool {
-    let local = !azure::is_container(url) && url != "memory:";
-    local && directory_of(url).is_ok_and(|path| matches!(path.try_exists(), Ok(false)))
+    directory(url).is_some_and(|path| matches!(path.try_exists(), Ok(false)))
 }
 
 /// `%20` and its like; anything that is no such sequence stays as it is.

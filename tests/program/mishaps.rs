@@ -374,6 +374,28 @@ fn a_doctor_asked_about_a_job_looks_at_the_backend_of_the_job() {
     }
 }
 
+/// Root may write wherever the permissions are looked at, and not below /proc.
+#[test]
+fn a_doctor_never_says_ok_of_a_directory_that_cannot_be_written() {
+    let sandbox = Sandbox::new();
+    sandbox.write("ftctl.toml", "backend = \"fake\"\n");
+    for (variable, bad) in [
+        ("XDG_STATE_HOME", "state directory\nbackend and store\n"),
+        ("XDG_CACHE_HOME", "cache directory\n"),
+        ("FTCTL_STORE", "backend and store\n"),
+    ] {
+        let said = Sandbox::said(sandbox.command(&["doctor", "-o", "name"]).env(variable, "/proc"));
+        assert_eq!((said.code, said.stdout.as_str()), (Some(1), bad), "{variable}: {}", said.stderr);
+    }
+    let said = Sandbox::said(sandbox.command(&["doctor"]).env("FTCTL_STORE", "/proc"));
+    assert!(
+        said.stdout.contains("cannot write in /proc: ") && said.stdout.contains("another directory than /proc"),
+        "{}",
+        said.stdout
+    );
+    assert_eq!(sandbox.run(&["doctor"]).code, Some(0));
+}
+
 fn ok(sandbox: &Sandbox, arguments: &[&str]) -> String {
     let said = sandbox.run(arguments);
     assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
