@@ -1,5 +1,10 @@
 //! How a job ends for a pipeline: keys that are promises, one exit code for one end, and the end as JSON.
 
+use std::{
+    io::{BufRead as _, BufReader},
+    process::Stdio,
+};
+
 use ftctl::job::{
     id::JobId,
     record::{Attempt, Record},
@@ -7,6 +12,7 @@ use ftctl::job::{
     units::Money,
 };
 use jiff::Timestamp;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::common::{Runs as _, Said, Sandbox};
@@ -133,6 +139,29 @@ fn a_finished_job_can_be_removed_and_no_other() {
     let named = sandbox.run(&["status", "gone", "-o", "name"]).stdout;
     assert_eq!(named.trim(), running, "the name is that of the job which has it");
     assert_eq!(sandbox.run(&["rm", &first, "-y"]).code, Some(3));
+}
+
+#[test]
+fn a_wait_that_a_signal_ends_leaves_the_job_running_unless_it_shall_be_cancelled() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        for (more, state, last) in
+            [(&[][..], "running", "is still running"), (&["--cancel-on-interrupt"], "cancelled", "was cancelled")]
+        {
+            let sandbox = sandbox("waits");
+            sandbox.script(&json!({ "job": { "duration": "60d" } }));
+            let mut waits = sandbox.command(&[&["submit", "job.toml", "--wait", "--ttl", "30d"], more].concat());
+            let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+            let mut id = String::new();
+            // It is printed when the job runs, and the wait begins.
+            BufReader::new(waits.stdout.take().expect("piped")).read_line(&mut id).expect("an id");
+            kill_process(Pid::from_child(&waits), signal).expect("it waits");
+            let ended = waits.wait_with_output().expect("it ended");
+            let said = String::from_utf8(ended.stderr).expect("UTF-8");
+            assert_eq!(ended.status.code(), Some(code), "{signal:?} {more:?}: {said}");
+            assert!(said.contains(&format!("the job {} {last}", id.trim())), "{signal:?} {more:?}: {said}");
+            assert_eq!(sandbox.json(&["show", id.trim()])["state"], state, "{signal:?} {more:?}: {said}");
+        }
+    }
 }
 
 #[test]
