@@ -43,6 +43,17 @@ fn scripts(workflow: &str) -> Vec<String> {
 }
 
 #[test]
+fn binstall_looks_for_releases_where_the_page_says_they_are() {
+    let manifest: toml::Table = include_str!("../../Cargo.toml").parse().expect("TOML");
+    let binstall = &manifest["package"]["metadata"]["binstall"];
+    let address =
+        binstall["pkg-url"].as_str().expect("a template").replace("{ version }", "VERSION").replace("{ target }", "TARGET");
+    let place = address.strip_prefix("{ repo }/").expect("below the repository");
+    assert!(!place.contains('{') && page().contains(&format!("`{place}`")), "{place}");
+    assert_eq!((binstall["pkg-fmt"].as_str(), binstall["bin-dir"].as_str()), (Some("tgz"), Some("{ bin }{ binary-ext }")));
+}
+
+#[test]
 fn the_workflows_of_the_page_run_as_they_stand_there() {
     let workflows = workflows(&page());
     assert_eq!(workflows.len(), 6, "GitHub's three, Azure's, GitLab's, and a step that keeps caches");
