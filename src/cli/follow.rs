@@ -180,7 +180,7 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     let trained = record.attempts.iter().any(|attempt| attempt.last_step > 0);
     let fix = match (had_machine, trained) {
         (false, _) if record.outcome == Some(Outcome::Failed) => {
-            format!("correct that, then `ftctl resume {id}`; `ftctl explain {id}` shows what was tried")
+            format!("`ftctl resume {id}` goes on after that; `ftctl explain {id}` shows what was tried")
         }
         (false, _) => format!("`ftctl explain {id}` shows what was tried"),
         (true, false) => wrote,

@@ -546,7 +546,7 @@ impl From<PlanError> for Failure {
             | PlanError::TooFewGpus { .. }
             | PlanError::TooFewLeaves { .. }
             | PlanError::OneMachine { .. }
-            | PlanError::OneToShrink { .. }
+            | PlanError::OneToShrink
             | PlanError::NoTime => Exit::Usage,
         };
         let fix = (error == PlanError::NoTime).then(|| "`ftctl config show --origin` says where it was set".to_owned());

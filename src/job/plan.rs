@@ -152,13 +152,13 @@ pub enum PlanError {
     )]
     TooFewLeaves { processes: usize, leaves: usize },
     #[error(
-        "compute.nodes = {nodes}: {backend} has one machine for each attempt. Remove compute.nodes, use compute.processes_per_node for several GPUs of one machine, or use backend azureml (or local, to rehearse)"
+        "compute.nodes = {nodes} asks for several machines, and {backend} has one for each attempt; compute.processes_per_node uses several GPUs of one machine, and the backend azureml has several machines (local rehearses them)"
     )]
     OneMachine { nodes: usize, backend: String },
     #[error(
-        "retry.shrink = true: this job has one machine of {backend} for an attempt, which cannot be fewer; set compute.nodes, for the backends local and azureml, or leave it out"
+        "retry.shrink = true lets a job go on with fewer machines, and this job has one; remove it, or set compute.nodes on the backend azureml or local"
     )]
-    OneToShrink { backend: String },
+    OneToShrink,
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
     #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
@@ -184,7 +184,7 @@ impl Plan {
             return Err(PlanError::OneMachine { nodes, backend: compute.backend().to_owned() });
         }
         if nodes <= 1 && spec.retry.shrink == Some(true) {
-            return Err(PlanError::OneToShrink { backend: compute.backend().to_owned() });
+            return Err(PlanError::OneToShrink);
         }
         let gpus = compute.gpus().filter(|gpus| (1..on_node).contains(&(*gpus as usize)));
         if let Some(gpus) = gpus.filter(|_| spec.train.device != DeviceChoice::Cpu) {

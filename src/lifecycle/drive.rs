@@ -18,7 +18,7 @@ use crate::{
     job::{
         id::{JobId, path},
         record::Record,
-        state::{Outcome, State},
+        state::State,
     },
     store::{
         StoreError,
@@ -269,7 +269,7 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
                 .fix(format!("sign in again, then `ftctl logs -f {id}`")))
         }
         // The stage can never succeed: end the job, so that nothing is left behind, and keep the reason.
-        _ => match job.end(Outcome::Failed, failure.exit, failure_text(&failure)).await {
+        _ => match job.fail(&failure).await {
             Ok(()) => Ok(()),
             Err(_) => Err(failure),
         },
@@ -282,13 +282,6 @@ fn may_pass(exit: Exit, job: &Journal) -> bool {
         (Exit::Network | Exit::MayBill, _) | (Exit::Failure, State::Running | State::Collecting | State::TearingDown) => true,
         (Exit::Failure, State::Provisioning | State::Submitting) => job.record.attempt > 1,
         _ => false,
-    }
-}
-
-fn failure_text(failure: &Failure) -> String {
-    match &failure.fix {
-        Some(fix) => format!("{}\n{fix}", failure.message),
-        None => failure.message.clone(),
     }
 }
 

@@ -93,6 +93,13 @@ impl Journal {
         (self.record.waiting, self.record.retry_at) = (None, None);
         self.enter(State::TearingDown).await
     }
+
+    /// Ends the job with a failure. Its fix is part of the reason: whoever reads the record later has nothing else.
+    pub async fn fail(&mut self, failure: &Failure) -> Result<()> {
+        let Failure { exit, message, fix } = failure;
+        let reason = fix.as_ref().map_or_else(|| message.clone(), |fix| format!("{message}; {fix}"));
+        self.end(Outcome::Failed, *exit, reason).await
+    }
 }
 
 fn encode(record: &Record) -> Bytes {

@@ -75,7 +75,7 @@ async fn refused(world: &World, job: &mut Journal, error: ProviderError) -> Resu
         } else {
             Failure::new(Exit::Capacity, decide::gave_up(&job.record, &error.message))
         };
-        job.end(Outcome::Failed, failure.exit, failure.message).await?;
+        job.fail(&failure).await?;
         return Ok(Next::Now);
     };
     world.report.warn(&format!("{} ({}); next try at {retry_at:.0}", error.message, error.class.label()));

@@ -198,8 +198,15 @@ fn what_a_job_reads_and_is_not_there() {
     sandbox.write_rehearsal("reads");
     sandbox.write("text.toml", "name = \"text\"\ninitial_weights = \"gpt2\"\n[data]\ntrain = [\"none.txt\"]\n");
     let said = sandbox.run(&["submit", "job.toml", "--set", "dataset=nowhere"]);
-    let message = format!("failed: there is no {}\n", sandbox.path("nowhere").display());
-    assert!(said.code == Some(3) && said.stderr.contains(&message), "{}", said.stderr);
+    let reason = format!(
+        "there is no {}; correct the path; in a job file a relative one begins where the file is",
+        sandbox.path("nowhere").display()
+    );
+    let id = said.stdout.trim();
+    let error = format!("error: the job {id} failed: {reason}\n  fix: `ftctl resume {id}` goes on after that; ");
+    assert!(said.code == Some(3) && said.stderr.contains(&error), "{}", said.stderr);
+    let shown = sandbox.run(&["status", id, "-o", "json"]).stdout;
+    assert_eq!(serde_json::from_str::<Value>(&shown).expect("JSON")["reason"], reason, "one line with one fix");
     let found = |arguments: &[&str]| {
         let said = sandbox.run(&[&["doctor", "-o", "name", "--job"], arguments].concat());
         (said.code, said.stdout)
