@@ -103,12 +103,13 @@ pub async fn run(order: &RunOrder, seat: Seat, work: &Path, cache: &Path, report
     let store = store::open(&order.store)?;
     let order = &succession::current(&store, order, work, report).await?;
     let mut agent = Agent::new(store, order, work, report, Duration::MAX)?;
+    let leads = seat.leads();
     agent.seat = seat;
     agent.notices = Source::of_machine(&variable).unwrap_or_else(|why| {
         report.warn(&why);
         None
     });
-    let attend = async { if seat.leads() { agent.run(cache, notice).await } else { agent.follow(cache, notice).await } };
+    let attend = async { if leads { agent.run(cache, notice).await } else { agent.follow(cache, notice).await } };
     match order.time_to_work(agent.started) {
         Some(time) => {
             let bound = time + agent.grace() + FAREWELL;

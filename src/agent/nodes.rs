@@ -9,11 +9,12 @@ mod roll;
 
 use std::{
     convert::Infallible,
+    fs::File,
     future::{Future, pending},
     io, mem,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     num::NonZeroU16,
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -35,7 +36,7 @@ use super::{
 use crate::{
     job::{
         id::path,
-        meeting::{LARGEST, PRESENCE_SCHEMA, Presence, RENDEZVOUS_SCHEMA, RankEnd, Rendezvous, Word},
+        meeting::{self, LARGEST, PRESENCE_SCHEMA, Presence, RENDEZVOUS_SCHEMA, RankEnd, Rendezvous, Word},
         order::{ExitReason, ExitRecord, Heartbeat, RunOrder},
     },
     store::{Condition, Result, StoreError, find_json, lease, write_json},
@@ -57,11 +58,13 @@ const ADDRESS: &str = "MASTER_ADDR";
 const OUTSIDE: (Ipv4Addr, u16) = (Ipv4Addr::new(192, 0, 2, 1), 9);
 
 /// An agent's place among those of its attempt.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Seat {
     node: usize,
     /// Where ranks of other nodes reach those of this one; absent: the address that this machine has towards others.
     address: Option<IpAddr>,
+    /// Where all nodes are on one machine, the folder with the locks of the others: see [`meeting::lock`].
+    pub locks: Option<PathBuf>,
 }
 
 impl Seat {
@@ -76,15 +79,21 @@ impl Seat {
         if node >= order.nodes {
             return Err(format!("node {node} is not one of the order's {} nodes, which count from 0", order.nodes));
         }
-        Ok(Self { node, address: address.or_else(|| variable(ADDRESS)?.parse().ok()) })
+        Ok(Self { node, address: address.or_else(|| variable(ADDRESS)?.parse().ok()), locks: None })
     }
 
-    pub fn leads(self) -> bool {
+    pub fn leads(&self) -> bool {
         self.node == 0
     }
 
-    pub fn node(self) -> usize {
+    pub fn node(&self) -> usize {
         self.node
+    }
+
+    /// Whether the process of another node's agent is known to be gone.
+    fn is_gone(&self, node: usize) -> bool {
+        let lock = self.locks.as_ref().and_then(|folder| File::open(meeting::lock(folder, node)).ok());
+        lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
     }
 }
 
@@ -159,6 +168,10 @@ impl Agent<'_> {
             }
             if let Some(stop) = self.stop.get() {
                 return Err(End::new(stop.reason, format!("{} before the nodes had met", why(stop.reason))));
+            }
+            // One that dies before its first word has left nothing that could fall silent.
+            if let Some(node) = (1..self.order.nodes).find(|node| self.seat.is_gone(*node)) {
+                return ended(format!("the agent of node {node} ended before the nodes had met"));
             }
             let node = format!("node {} of {}", roll.missing(generation), self.order.nodes);
             if begun.elapsed() > GATHERING {

@@ -51,6 +51,9 @@ pub struct Agent {
     /// The address of this machine for the other nodes' ranks; absent: MASTER_ADDR, or the one that it has towards others
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
+    /// Where all nodes are on this machine, the folder in which the agent of each other one has a lock
+    #[arg(long, value_name = "DIR")]
+    locks: Option<PathBuf>,
     /// Only send what a dead agent left there
     #[arg(long)]
     drain: bool,
@@ -76,7 +79,8 @@ impl Agent {
             if self.drain {
                 return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
-            let seat = agent::Seat::find(&order, self.node, self.address).map_err(|why| Failure::new(Exit::Usage, why))?;
+            let mut seat = agent::Seat::find(&order, self.node, self.address).map_err(|why| Failure::new(Exit::Usage, why))?;
+            seat.locks.clone_from(&self.locks);
             let record = agent::run(&order, seat, &self.work, &cache, &*report).await?;
             let over = format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message);
             // The machine's startup script goes by this code: it must not end what makes the next machine.
@@ -102,9 +106,10 @@ impl Agent {
         let attempt = self.attempt.map(|attempt| attempt.to_string().into());
         let text = |text: &Option<String>| text.as_ref().map(Into::into);
         let path = |path: &Option<PathBuf>| path.as_ref().map(Into::into);
-        let given: [(&str, Option<OsString>); 7] = [
+        let given: [(&str, Option<OsString>); 8] = [
             ("--node", self.node.map(|node| node.to_string().into())),
             ("--address", self.address.map(|address| address.to_string().into())),
+            ("--locks", path(&self.locks)),
             ("--order", path(&self.order)),
             ("--job", text(&self.job)),
             ("--attempt", attempt),

@@ -1,6 +1,11 @@
 //! How the agents of an attempt's nodes find each other: through what each leaves in the store.
 
-use std::{net::IpAddr, num::NonZeroU16, ops::Not};
+use std::{
+    net::IpAddr,
+    num::NonZeroU16,
+    ops::Not,
+    path::{Path, PathBuf},
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -11,6 +16,11 @@ use super::{id::attempt_number, printable};
 pub const LARGEST: u64 = 64 << 10;
 /// Most characters of a rank's last words.
 const MOST_WORDS: usize = 600;
+
+/// The file that the agent of another node than the first keeps locked for as long as it lives, where all are on one machine.
+pub fn lock(directory: &Path, node: usize) -> PathBuf {
+    directory.join(format!("node-{node}.lock"))
+}
 
 pub const RENDEZVOUS_SCHEMA: &str = "ftctl.rendezvous/1";
 

@@ -158,6 +158,20 @@ async fn nodes_wait_for_each_other_for_a_while() {
     let record = bench.agent_of(0).run(&bench.path("cache"), std::future::pending()).await.unwrap();
     assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 1 of 2 was not ready within 15 minutes"));
 
+    // Whose process is gone is not waited for, and whose process is there is.
+    for (is_held, why) in
+        [(true, "node 1 of 2 was not ready within 15 minutes"), (false, "the agent of node 1 ended before the nodes had met")]
+    {
+        let bench = gang("exit 0").await;
+        let lock = fs::File::create(bench.path("node-1.lock")).unwrap();
+        let held = is_held.then(|| lock.lock().map(|()| lock));
+        let mut agent = bench.agent_of(0);
+        agent.seat.locks = Some(bench.path(""));
+        let record = agent.run(&bench.path("cache"), std::future::pending()).await.unwrap();
+        assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, why));
+        drop(held);
+    }
+
     let bench = gang("exit 0").await;
     let (agent, cache) = (bench.agent_of(0), bench.path("cache"));
     let run = agent.run(&cache, std::future::pending());

@@ -30,6 +30,7 @@ use super::{
 use crate::{
     job::{
         id::{AttemptId, JobId},
+        meeting,
         order::RunOrder,
         units::Money,
     },
@@ -154,6 +155,12 @@ impl Machine {
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(error),
         }
+    }
+
+    /// A held lock for the agent of another node than the first.
+    pub fn lock_of(&self, node: usize) -> io::Result<File> {
+        let lock = File::options().create(true).read(true).write(true).truncate(true).open(meeting::lock(&self.directory, node))?;
+        lock.lock().map(|()| lock)
     }
 
     /// `None`: there is no such machine.

@@ -9,6 +9,7 @@
 //! | `machine.json` | which attempt, since when, until when |
 //! | `order.json` | what the agent was told |
 //! | `agent.lock` | held: the agent is alive, or about to be started (see [`machine`]) |
+//! | `node-1.lock` … | held: the agent of that node of a rehearsal is alive; for the agent of node 0, which waits for it |
 //! | `agent.log` | what the agent itself said; exists: it was started |
 //!
 //! The job's working directory, `work/<job>/` below the state directory, outlives attempts: the next one ships what the last could
@@ -128,6 +129,7 @@ impl Local {
         command.arg("--work").arg(self.work_of(&machine.attempt.job, node.unwrap_or(0)));
         if let Some(node) = node {
             command.arg("--node").arg(node.to_string()).args(["--address", LOOPBACK]);
+            command.arg("--locks").arg(machine.directory());
         }
         command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)(machine.attempt.job.clone()).await?);
         // Its words go to a log, whatever form the user likes on the screen.
@@ -135,8 +137,7 @@ impl Local {
         Ok(command)
     }
 
-    /// Starts an agent detached. The standard input of the first node's is the lock: empty to read, and held for as long as the
-    /// agent lives.
+    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives.
     fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         command.stdin(input).env(process::MARK, machine.mark()?);
@@ -230,8 +231,8 @@ impl Provider for Local {
         let mut lock = Some(lock);
         // The first node's goes last: without it the machine counts as dead, and all others end with it.
         agents.into_iter().try_for_each(|(node, command)| {
-            let input = lock.take_if(|_| node == 0).map_or_else(Stdio::null, Stdio::from);
-            self.spawn(&machine, command, input).map_err(|error| failed(&error))
+            let input = lock.take_if(|_| node == 0).map_or_else(|| machine.lock_of(node), Ok);
+            input.and_then(|input| self.spawn(&machine, command, input.into())).map_err(|error| failed(&error))
         })
     }
 

@@ -218,6 +218,20 @@ async fn death_comes_with_the_agents_last_line() {
 }
 
 #[tokio::test]
+async fn the_agent_of_each_other_node_has_a_lock_for_as_long_as_it_lives() {
+    let machines = Machines::new();
+    let (local, attempt) = (machines.local(), attempt("gang"));
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
+    local.launch(&RunOrder { nodes: 2, ..order(&attempt) }).await.expect("launch");
+    until(|| machines.starts(&attempt) == 2).await;
+    let lock = fs::File::open(machines.directory(&attempt).join("node-1.lock")).expect("a lock");
+    assert!(matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)));
+    power_off(&local.machine(&attempt)).await.expect("power off");
+    until(|| lock.try_lock_shared().is_ok()).await;
+    local.destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
 async fn a_launcher_killed_before_its_agent_started_costs_no_attempt() {
     let machines = Machines::new();
     let (local, attempt) = (machines.local(), attempt("claimed"));
