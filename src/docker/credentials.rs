@@ -327,7 +327,7 @@ mod tests {
         let runs = || fs::read(Path::new("/proc").join(process.trim()).join("cmdline")).is_ok_and(|line| !line.is_empty());
         let dies = async {
             while runs() {
-                tokio::time::sleep(Duration::from_millis(5)).await
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(PATIENCE, dies).await.expect("the helper was left running");

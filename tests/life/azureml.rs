@@ -108,7 +108,10 @@ fn a_job_that_may_shrink_goes_on_with_one_node_of_two_and_ends_with_the_bytes_of
         let sets = sets.iter().flat_map(|set| ["--set", set]);
         sandbox.ok(&["submit", job.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>()).trim().to_owned()
     };
-    let expected = finish(&sandbox, &submit("alone", &["train.gradient_accumulation=4", "train.leaves=4", "compute.azureml.compute=\"serverless\""]));
+    let expected = finish(
+        &sandbox,
+        &submit("alone", &["train.gradient_accumulation=4", "train.leaves=4", "compute.azureml.compute=\"serverless\""]),
+    );
 
     devcloud.goes_wrong(r#"{ "notice": "3s" }"#);
     let id = submit("gang", &["compute.nodes=2", "compute.processes_per_node=2", "retry.shrink=true"]);
