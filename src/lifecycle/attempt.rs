@@ -52,7 +52,13 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
         _ if started => return Ok(false),
         Sighting::Queued { since, why } => {
             if let Some(since) = paid(world, &job.record).await? {
-                tell(world, job, &format!("has a machine, which is being prepared: {why}"));
+                // The machine may have come after the look, whose words would say that there is none.
+                let attempt = AttemptId::new(&job.record.id, job.record.attempt);
+                let why = match world.provider.observe(&attempt).await? {
+                    Sighting::Queued { why, .. } => format!(": {why}"),
+                    _ => String::new(),
+                };
+                tell(world, job, &format!("has a machine, which is being prepared{why}"));
                 start(job, since, world.clock.now());
                 return Ok(true);
             }
