@@ -16,8 +16,8 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use crate::fixture::{Fixture, stderr};
 use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, grid, is_empty, wants_grid};
 
-/// In which all have ended after one has, on a machine that has other work, too.
-const SOME_TIME: Duration = Duration::from_secs(30);
+/// In which all have ended after one has: one that was killed before it had met the others is waited for, a minute.
+const SOME_TIME: Duration = Duration::from_secs(90);
 
 /// Starts the processes of a run, each with values of its own beside those of all.
 fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: impl Fn(usize) -> Vec<String>) -> Vec<Child> {
