@@ -1,12 +1,12 @@
 //! From settings to everything that a job's life touches.
 
-use std::{env, path::PathBuf, sync::Arc, time::Duration};
+use std::{env, path::PathBuf, sync::Arc};
 
 use super::{App, Place, listeners};
 use crate::{
     exit::{Exit, Failure},
     hub::Hub,
-    job::{clock::Clock, id::JobId, plan::Plan, record::Record, units::Span},
+    job::{clock::Clock, id::JobId, plan::Plan, record::Record},
     lifecycle::{World, adoption::Adoption, down, journal, open},
     provider::{
         clock::SystemClock,
@@ -15,9 +15,6 @@ use crate::{
     settings::{Origin, Setting, trust::Claims},
     store::{self, Store, WordOf, lease::Holder, memory::MemoryStore},
 };
-
-/// An agent may need the store for so long after the job's last moment.
-const FAREWELL: Duration = Duration::from_secs(3_600);
 
 impl App<'_> {
     /// The store that holds the jobs this invocation is about, opened once: the user is asked to sign in once.
@@ -47,7 +44,7 @@ impl App<'_> {
 
     /// [`App::world`]; with `everybody` it includes machines of other users and stores.
     pub fn world_of(&self, backend: &str, everybody: bool) -> Result<World, Failure> {
-        self.connect(backend, None, self.store()?, self.settings.ttl.value, everybody)
+        self.connect(backend, None, self.store()?, everybody)
     }
 
     /// The backend of the settings; and, where the command line names none, those that cost money and have unfinished jobs of this
@@ -70,14 +67,14 @@ impl App<'_> {
     /// The world that a plan asks for.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
         let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
-        self.connect(plan.backend(), Some(plan), store, plan.ttl, false)
+        self.connect(plan.backend(), Some(plan), store, false)
     }
 
     /// [`App::world_of_plan`] for a command that only looks: a store without a sign-in here is left alone, and why is answered.
     pub fn world_to_look(&self, plan: &Plan) -> Result<(World, Option<String>), Failure> {
         match self.world_of_plan(plan) {
             Err(failure) if failure.exit == Exit::Denied => {
-                let world = self.connect(plan.backend(), Some(plan), Arc::new(MemoryStore::new()), plan.ttl, false)?;
+                let world = self.connect(plan.backend(), Some(plan), Arc::new(MemoryStore::new()), false)?;
                 Ok((world, Some(failure.message)))
             }
             world => world.map(|world| (world, None)),
@@ -94,7 +91,7 @@ impl App<'_> {
 
     /// The world of a job of this store, whichever store its record names.
     pub fn world_of_record(&self, plan: &Plan) -> Result<World, Failure> {
-        self.connect(plan.backend(), Some(plan), self.store()?, plan.ttl, false)
+        self.connect(plan.backend(), Some(plan), self.store()?, false)
     }
 
     /// [`App::job`] for a command that needs no provider.
@@ -109,20 +106,12 @@ impl App<'_> {
         Ok(Hub::of_environment(self.settings.directories.cache()?))
     }
 
-    fn connect(
-        &self,
-        backend: &str,
-        plan: Option<&Plan>,
-        store: Arc<dyn Store>,
-        life: Span,
-        everybody: bool,
-    ) -> Result<World, Failure> {
+    fn connect(&self, backend: &str, plan: Option<&Plan>, store: Arc<dyn Store>, everybody: bool) -> Result<World, Failure> {
         let environment = Environment {
             state: self.settings.directories.state()?.to_owned(),
             executable: executable()?,
             cache: self.settings.directories.cache()?.to_owned(),
             variables: env::vars_os().collect(),
-            agent_life: life.0 + FAREWELL,
             store,
             everybody,
             compute: plan.map(|plan| (*plan.compute).clone()),

@@ -46,9 +46,10 @@ pub use whose::{Belongs, Whose};
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 
-/// The environment of a job's agents on this machine. Asked for when one is started: it may take a request to make it.
+/// The environment of a job's agents on this machine, which may need their store until the given time. Asked for when one is
+/// started: it may take a request to make it.
 pub type AgentEnvironment =
-    Arc<dyn Fn(JobId) -> Pin<Box<dyn Future<Output = Result<Vec<(OsString, OsString)>>> + Send>> + Send + Sync>;
+    Arc<dyn Fn(JobId, Timestamp) -> Pin<Box<dyn Future<Output = Result<Vec<(OsString, OsString)>>> + Send>> + Send + Sync>;
 
 /// A provider's abilities and needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,7 +13,6 @@ use ft_trainer::settings::{
     micro_batch::available_memory,
     validate::{Rule, all_hold},
 };
-use jiff::Timestamp;
 
 #[cfg(target_os = "linux")]
 use super::local::{self, Local};
@@ -32,7 +31,7 @@ use crate::{
     catalogue::gpus::gpus,
     job::{
         azureml::AzuremlPlan,
-        clock::Clock,
+        clock::{Clock, after},
         compute::{Backend, Compute},
         docker::Gpus,
         environment::{Program, passes},
@@ -71,8 +70,6 @@ pub struct Environment {
     pub variables: Vec<(OsString, OsString)>,
     /// `$XDG_CACHE_HOME/ftctl`.
     pub cache: PathBuf,
-    /// An agent may need the store for so long.
-    pub agent_life: Duration,
     /// The job's store.
     pub store: Arc<dyn Store>,
     /// Machines of other stores are meant as well.
@@ -188,15 +185,17 @@ fn open_azureml(environment: &Environment) -> Result<Connected> {
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 
+/// An agent may still send what it has after the end of its job's time.
+const FAREWELL: Duration = Duration::from_secs(3_600);
+
 /// The part of this process's environment that an agent gets, and a signature for its store. Where nothing can be signed for a blob
 /// container, the agent signs in as this process does.
 fn agent_environment(environment: &Environment) -> AgentEnvironment {
     let environment = environment.clone();
-    Arc::new(move |job| {
-        let Environment { variables, store, agent_life, .. } = environment.clone();
+    Arc::new(move |job, until| {
+        let Environment { variables, store, .. } = environment.clone();
         Box::pin(async move {
-            let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
-            let given = store.agent_environment(&job, expires).await.map_err(ProviderError::unsigned)?;
+            let given = store.agent_environment(&job, after(until, FAREWELL)).await.map_err(ProviderError::unsigned)?;
             Ok(agents(variables, given, store.url()))
         })
     })
@@ -427,7 +426,6 @@ mod tests {
             executable: "ftctl".into(),
             cache: state.path().to_owned(),
             variables: ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_AUTH_ACCESS_TOKEN"].map(|name| (name.into(), "x".into())).to_vec(),
-            agent_life: Duration::ZERO,
             store: Arc::new(MemoryStore::new()),
             everybody: false,
             compute: None,

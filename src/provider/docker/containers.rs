@@ -117,7 +117,7 @@ impl Docker {
         if status(found) == Status::CREATED || exit_code(found) == Some(0) {
             return Ok(());
         }
-        let environment = self.environment(job).await?;
+        let environment = self.environment(job, self.settings.clock.now()).await?;
         let files = [Entry { path: BEGUN, bytes: Some(b"") }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
         self.put(name, user_of(found), &files).await?;
         self.start(name).await?;

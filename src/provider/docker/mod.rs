@@ -211,7 +211,7 @@ impl Provider for Docker {
         if status(&found) != Status::CREATED || self.has_begun(&name).await? {
             return Ok(());
         }
-        let environment = self.environment(&order.job).await?;
+        let environment = self.environment(&order.job, order.deadline.unwrap_or(self.settings.clock.now())).await?;
         let order = serde_json::to_vec_pretty(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
         let files = [Entry { path: ORDER, bytes: Some(&order) }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
         self.put(&name, user_of(&found), &files).await?;

@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::{Docker, machine};
@@ -22,12 +23,12 @@ impl Docker {
         Some(Path::new(&self.settings.store)).filter(|path| path.is_absolute())
     }
 
-    /// The credentials of the job's agent for the store; empty where that is a directory.
-    pub(super) async fn environment(&self, job: &JobId) -> Result<Vec<u8>> {
+    /// The credentials of the job's agent for the store, until the given time; empty where that is a directory.
+    pub(super) async fn environment(&self, job: &JobId, until: Timestamp) -> Result<Vec<u8>> {
         if !azure::is_container(&self.settings.store) {
             return Ok(b"{}".to_vec());
         }
-        let carried = azure::carried(&(self.settings.variables)(job.clone()).await?);
+        let carried = azure::carried(&(self.settings.variables)(job.clone(), until).await?);
         if carried.is_empty() {
             let why = format!("nothing that this machine signs in to {} with can be given to a container", self.settings.store);
             return Err(ProviderError::new(Class::Denied, why)

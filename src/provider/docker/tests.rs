@@ -69,7 +69,7 @@ impl Containers {
             party,
             store: self.store.path().display().to_string(),
             address: String::new(),
-            variables: Arc::new(|_| {
+            variables: Arc::new(|_, _| {
                 Box::pin(async {
                     Ok(vec![("AZURE_STORAGE_SAS_TOKEN".into(), "very-secret".into()), ("HOME".into(), "/me".into())])
                 })

@@ -123,7 +123,8 @@ impl Local {
     }
 
     /// `ftctl agent` for a node of this machine's order, with nothing inherited but the environment that the settings give.
-    async fn agent(&self, machine: &Machine, node: Option<usize>) -> Result<Command> {
+    /// It may need its store until the given time.
+    async fn agent(&self, machine: &Machine, node: Option<usize>, until: Timestamp) -> Result<Command> {
         let mut command = Command::new(&self.settings.executable);
         command.arg("agent").arg("--order").arg(machine.order());
         command.arg("--work").arg(self.work_of(&machine.attempt.job, node.unwrap_or(0)));
@@ -131,7 +132,8 @@ impl Local {
             command.arg("--node").arg(node.to_string()).args(["--address", LOOPBACK]);
             command.arg("--locks").arg(machine.directory());
         }
-        command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)(machine.attempt.job.clone()).await?);
+        let variables = (self.settings.variables)(machine.attempt.job.clone(), until).await?;
+        command.current_dir(machine.directory()).env_clear().envs(variables);
         // Its words go to a log, whatever form the user likes on the screen.
         command.env("FTCTL_OUTPUT", "table");
         Ok(command)
@@ -155,7 +157,8 @@ impl Local {
         if !self.work(&machine.attempt.job).exists() {
             return Ok(());
         }
-        let mut command = self.agent(machine, None).await.map_err(|error| self.undrained(machine, &error.message))?;
+        let mut command =
+            self.agent(machine, None, self.settings.clock.now()).await.map_err(|error| self.undrained(machine, &error.message))?;
         command.arg("--drain").stdin(Stdio::null()).kill_on_drop(true);
         match tokio::time::timeout(DRAIN_LIMIT, command.output()).await {
             Ok(Ok(output)) if output.status.success() => Ok(()),
@@ -222,9 +225,9 @@ impl Provider for Local {
         let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
         let machine = self.reached(&attempt).await?.ok_or_else(gone)?;
         let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error);
-        let mut agents = Vec::new();
+        let (mut agents, until) = (Vec::new(), order.deadline.unwrap_or(self.settings.clock.now()));
         for node in (0..order.nodes).rev() {
-            agents.push((node, self.agent(&machine, (order.nodes > 1).then_some(node)).await?));
+            agents.push((node, self.agent(&machine, (order.nodes > 1).then_some(node), until).await?));
         }
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
         machine.write_order(order).map_err(|error| failed(&error))?;

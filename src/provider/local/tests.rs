@@ -17,6 +17,7 @@ if [ "$6" = --drain ]; then
     basename "$PWD" >> "$STATE/drained"
     exit 0
 fi
+echo "$UNTIL" > until
 [ -e "$STATE/stubborn" ] && trap '' TERM
 mkfifo finish
 echo $$ >> starts
@@ -84,8 +85,8 @@ fn party(state: &Path) -> Party {
 fn settings(state: &Path, party: Party) -> Settings {
     let variables: Vec<(OsString, OsString)> =
         vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
-    let variables = Arc::new(move |_| {
-        let variables = variables.clone();
+    let variables = Arc::new(move |_, until: Timestamp| {
+        let variables = [&variables[..], &[("UNTIL".into(), until.to_string().into())]].concat();
         Box::pin(async move { Ok(variables) }) as _
     });
     Settings {
@@ -215,6 +216,18 @@ async fn death_comes_with_the_agents_last_line() {
     let why = "the agent's process is gone; its last line: all done".to_owned();
     assert_eq!(machines.local().observe(&attempt).await, Ok(Sighting::Dead { why }));
     machines.local().destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
+async fn an_agent_needs_its_store_until_its_own_deadline() {
+    let (machines, deadline) = (Machines::new(), "2026-01-01T00:07:00Z".parse().ok());
+    let (local, attempt) = (machines.local(), attempt("late"));
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
+    local.launch(&RunOrder { deadline, ..order(&attempt) }).await.expect("launch");
+    until(|| machines.starts(&attempt) == 1).await;
+    let told = fs::read_to_string(machines.directory(&attempt).join("until")).expect("written");
+    assert_eq!(told.trim().parse().ok(), deadline);
+    local.destroy(&attempt.job).await.expect("destroy");
 }
 
 #[tokio::test]
