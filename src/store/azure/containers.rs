@@ -1,6 +1,6 @@
 //! The store of a URL: one container, and beside it one for each job, which the job's agent writes to. An intruder on a machine has
-//! a signature for the job's container and one to read the rest with, so that names, records, debts, datasets and other jobs are
-//! out of its reach (`docs/decisions/0006`).
+//! a signature for the job's container and one to read the store's own with, so that it changes no name, record, debt, dataset or
+//! other job. It reads those whose names it knows, but not what other jobs have in their containers (`docs/decisions/0006`).
 //!
 //! A job's container is derived from the store's address and the job's id, and is made by the first write into it. Jobs of before,
 //! whose data lies in the one container, go on there, and so does every job where the sign-in may not make containers. Which of the
@@ -39,7 +39,7 @@ use crate::{
 /// Read, add, create, write, delete and list, in the order that the service wants.
 const AGENT_MAY: &str = "racwdl";
 
-/// Permissions in the store: to read a dataset and the wish to cancel.
+/// Permissions in the store: to read a dataset and the wish to cancel. They hold for the records of other jobs, too.
 const AGENT_MAY_IN_STORE: &str = "r";
 
 pub struct Containers {

@@ -507,6 +507,11 @@ async fn azurite_stolen_signature_of_a_machine_changes_its_own_job_alone() {
     for path in ["ftctl/v1/contents/00/c", "ftctl/v1/datasets/d/manifest.json", &path::cancel(&own)] {
         assert_eq!(agent.get(path).await.unwrap().bytes, "theirs", "{path}");
     }
+    // And what the store itself has of other jobs, for whoever knows or guesses a name or an id.
+    let (record, order, lease) = (path::record(&other), path::order(&other), path::supervisor_lease(&other));
+    for path in ["ftctl/v1/names/a.json", "ftctl/v1/debts/x.json", &record, &order, &lease] {
+        assert_eq!(agent.get(path).await.unwrap().bytes, "theirs", "{path}");
+    }
     assert!(super::super::find_json::<serde_json::Value>(&agent, "ftctl/v1/datasets/none/manifest.json").await.unwrap().is_none());
     agent.append(&path::log(&own, 1), 0, "line".into()).await.unwrap();
     agent.put(&path::attempt_lease(&own), "mine".into(), Condition::IfAbsent).await.unwrap();
@@ -521,6 +526,9 @@ async fn azurite_stolen_signature_of_a_machine_changes_its_own_job_alone() {
             for job in [None, Some(&own), Some(&other)] {
                 let location = job.map_or_else(|| main.clone(), |job| containers::container_of(main, job));
                 let (is_own, store) = (job == Some(&own), raw(location, transport));
+                let read = store.get(&meta.path).await;
+                let is_denied = matches!(read, Err(StoreError::Denied { .. }));
+                assert!(is_denied || job != Some(&other), "the container of another: {}", meta.path);
                 let written = store.put(&meta.path, "changed".into(), Condition::Always).await;
                 let deleted = store.delete(&meta.path).await;
                 let listed = store.list("").await;
