@@ -512,6 +512,21 @@ fn a_plan_that_was_changed_is_somebody_elses() {
 }
 
 #[test]
+fn who_writes_to_a_store_reads_all_of_it_and_changes_the_results_of_its_jobs() {
+    let two = Two::new();
+    two.theirs.write_rehearsal("shared");
+    let said = two.run(&two.theirs, &["submit", "job.toml", "--wait"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let id = said.stdout.trim();
+    assert!(objects(&two.store).iter().any(|object| fs::read(object).is_ok_and(|bytes| bytes == b"tokens")), "the dataset");
+    let log = two.run(&two.mine, &["logs", id]).stdout;
+    assert!(log.contains("step 10/10"), "{log}");
+    assert_eq!(two.run(&two.mine, &["download", id, "--to", "model"]).code, Some(0));
+    fs::write(two.store.join(path::log(&JobId::parse(id).unwrap(), 1)), "2026-11-20T14:03:22.512Z changed\n").unwrap();
+    assert_eq!(two.run(&two.theirs, &["logs", id]).stdout, "changed\n");
+}
+
+#[test]
 fn somebody_elses_job_is_ended_without_beginning_anything() {
     for state in ["planned", "submitting", "running"] {
         let two = Two::new();

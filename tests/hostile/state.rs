@@ -1,4 +1,5 @@
-//! The secrets that a copy of a laptop's state directory would tell, and a check that the page on security names existing tests.
+//! The secrets that a copy of a laptop's state directory would tell, and a check that the page on security names an existing test for
+//! each of its claims.
 
 use std::{
     fs,
@@ -49,7 +50,9 @@ fn a_state_directory_holds_no_sign_in() {
         assert!(said.code == Some(0) || arguments[0] == "doctor", "{arguments:?}: {}", said.stderr);
     }
     let kept = [files(&sandbox.state()), files(&sandbox.home().join(".cache"))].concat();
-    assert!(kept.iter().any(|file| file.ends_with("record.json")), "the jobs are there");
+    for part in ["store/ftctl/v1/jobs/secret-", "store/ftctl/v1/jobs/waited-", "store/ftctl/v1/datasets/"] {
+        assert!(kept.iter().any(|file| file.to_str().unwrap().contains(part)), "the embedded store lies in it: {part}");
+    }
     for file in kept {
         let bytes = fs::read(&file).unwrap();
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()), "{}", file.display());
@@ -75,4 +78,17 @@ fn the_page_on_security_names_tests_that_there_are() {
     assert!(named.len() > 20, "the tests have names");
     let missing: Vec<_> = named.into_iter().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
     assert!(missing.is_empty(), "docs/security.md names what is no test: {missing:?}");
+    let (_, table) = page.split_once("| can they |").expect("the table");
+    let rows: Vec<&str> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
+        assert_eq!(cells.len(), 5, "{row}");
+        for cell in &cells[1..] {
+            let numbers: Vec<&str> =
+                cell.split('[').skip(1).filter_map(|rest| rest.split_once(']')).map(|(number, _)| number).collect();
+            let known = numbers.iter().all(|number| tests.contains(&format!("\n| {number} | `")));
+            assert!(!numbers.is_empty() && known, "docs/security.md shows by no test: {cell} in {row}");
+        }
+    }
 }
