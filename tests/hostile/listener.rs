@@ -34,6 +34,11 @@ impl Listener {
     /// Answers everything with `answer`.
     pub fn start(answer: impl Into<String>) -> Self {
         let answer = answer.into();
+        Self::start_with(move |_| answer.clone())
+    }
+
+    /// Answers each request by its head.
+    pub fn start_with(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self::serve(move |client, heard| plain(client, heard, &answer))
     }
 
@@ -95,12 +100,12 @@ impl Listener {
     }
 }
 
-fn plain(client: TcpStream, heard: &Mutex<Vec<String>>, answer: &str) -> io::Result<()> {
+fn plain(client: TcpStream, heard: &Mutex<Vec<String>>, answer: &impl Fn(&str) -> String) -> io::Result<()> {
     let mut line = BufReader::new(client.try_clone()?);
     let mut client = client;
     while let Some(request) = proxy::read(&mut line, false)? {
         keep(heard, &request);
-        client.write_all(answer.as_bytes())?;
+        client.write_all(answer(&String::from_utf8_lossy(&request.head)).as_bytes())?;
     }
     Ok(())
 }

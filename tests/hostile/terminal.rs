@@ -1,7 +1,11 @@
-//! Words in a store that are orders to a terminal: they clear it, write to its clipboard, or show a line in another order than it
+//! Words in a store, of a machine, an engine or a registry that are orders to a terminal: they clear it, write to its clipboard, or show a line in another order than it
 //! has.
 
-use std::process::Command;
+use std::{
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use ftctl::{
     job::{
@@ -13,9 +17,13 @@ use ftctl::{
     store::{self, Condition},
 };
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::common::{Said, Sandbox};
+use crate::{
+    common::{Runs, Said, Sandbox},
+    listener::Listener,
+    project::{IMAGE, Project},
+};
 
 /// Clears the screen, names the window, writes to the clipboard (in both ways of beginning an order), and turns the direction
 /// around.
@@ -63,15 +71,18 @@ impl Job {
 
     /// [`Job::run`] on a terminal, which says what it was told.
     fn on_a_terminal(&self, arguments: &[&str]) -> String {
-        let ftctl = self.sandbox.command(arguments);
-        let words: Vec<String> =
-            [ftctl.get_program()].into_iter().chain(ftctl.get_args()).map(|word| word.to_str().unwrap().to_owned()).collect();
-        let mut terminal = Command::new("script");
-        terminal.args(["--quiet", "--return", "--command", &words.join(" "), "/dev/null"]);
-        terminal.current_dir(self.sandbox.path("")).env_clear().stdin(std::process::Stdio::null());
-        terminal.envs(ftctl.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm");
-        String::from_utf8(terminal.output().unwrap().stdout).unwrap()
+        on_a_terminal(&self.sandbox.command(arguments))
     }
+}
+
+fn on_a_terminal(ftctl: &Command) -> String {
+    let words: Vec<String> =
+        [ftctl.get_program()].into_iter().chain(ftctl.get_args()).map(|word| word.to_str().unwrap().to_owned()).collect();
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &words.join(" "), "/dev/null"]);
+    terminal.current_dir(ftctl.get_current_dir().unwrap()).env_clear().stdin(std::process::Stdio::null());
+    terminal.envs(ftctl.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm");
+    String::from_utf8(terminal.output().unwrap().stdout).unwrap()
 }
 
 /// Nothing but text, line ends and tabs, and ftctl's own output with colours.
@@ -140,5 +151,106 @@ fn an_error_that_quotes_a_store_or_a_file_is_no_order() {
             assert!(is_text(&said.stdout) && is_text(&said.stderr), "{arguments:?}: {:?} {:?}", said.stdout, said.stderr);
         }
         assert!(is_text(&job.on_a_terminal(arguments)), "{arguments:?}");
+    }
+}
+
+/// An order as it is shown.
+const SHOWN: &str = "\u{fffd}[2J\u{fffd}]0;FAKE\u{fffd}";
+
+/// Says what a command shows in every form, none of which is an order.
+fn shown(command: impl Fn(&[&str]) -> Command, arguments: &[&str]) -> String {
+    let mut texts = vec![on_a_terminal(&command(arguments))];
+    for format in [&[][..], &["-o", "json"], &["-o", "jsonl"]] {
+        let Said { stdout, stderr, .. } = Sandbox::said(&mut command(&[arguments, format].concat()));
+        texts.extend([stdout, stderr]);
+    }
+    for text in &texts {
+        assert!(is_text(text), "{arguments:?}: {text:?}");
+    }
+    texts.concat()
+}
+
+/// A user whose machine runs another startup script than ftctl's.
+struct Broken {
+    project: Project,
+    sandbox: Sandbox,
+}
+
+impl Broken {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.sandbox.command(arguments);
+        command.envs(self.project.variables.iter().cloned()).env("FTCTL_BACKEND", "gce");
+        command
+    }
+
+    /// The job's machine has another one in its place.
+    fn start(&self, script: &str) {
+        let mut machine = self.project.instances().remove(0);
+        self.project.delete(machine["name"].as_str().unwrap());
+        let began = Instant::now();
+        while !self.project.machines().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{machine} goes");
+            thread::sleep(Duration::from_millis(20));
+        }
+        for item in machine["metadata"]["items"].as_array_mut().unwrap() {
+            if item["key"] == "startup-script" {
+                item["value"] = json!(script);
+            }
+        }
+        // The cloud had derived it from the longest time that the machine may run.
+        machine["scheduling"].as_object_mut().unwrap().remove("terminationTime");
+        self.project.insert(&machine);
+    }
+
+    /// Waits until the verb shows the words.
+    fn assert_says(&self, arguments: &[&str], words: &str) {
+        let began = Instant::now();
+        loop {
+            let said = shown(|arguments| self.command(arguments), arguments);
+            if said.contains(words) {
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "{arguments:?} without {words}: {said}");
+        }
+    }
+}
+
+impl Runs for Broken {
+    fn run(&self, arguments: &[&str]) -> Said {
+        Sandbox::said(&mut self.command(arguments))
+    }
+}
+
+#[test]
+fn what_a_serial_port_says_is_no_order() {
+    let user = Broken { project: Project::new(&json!({})), sandbox: Sandbox::new() };
+    user.sandbox.write_rehearsal("serial");
+    user.sandbox.write_dataset();
+    let job = user.ok(&[&["submit", "job.toml", "--set", "retry.attempts=1"][..], &IMAGE].concat()).trim().to_owned();
+    user.start(&format!("echo 'begun {ORDERS}'; sleep 600"));
+    user.assert_says(&["logs", &job], &format!("begun {SHOWN}"));
+    user.start(&format!("echo 'ftctl: FAILED: broken {ORDERS}'; poweroff"));
+    for verb in [&["status", &job, "--refresh"][..], &["logs", "-f", &job], &["explain", &job], &["logs", &job]] {
+        user.assert_says(verb, &format!("broken {SHOWN}"));
+    }
+}
+
+#[test]
+fn what_an_engine_or_a_registry_answers_is_no_order() {
+    let sandbox = Sandbox::new();
+    for (asked, words) in [("/version", "broken"), ("/distribution/", "denied: no")] {
+        let engine = Listener::start_with(move |head| {
+            let refused = head.contains(asked);
+            let body = if refused { json!({ "message": format!("{words} {ORDERS}") }) } else { json!({ "ApiVersion": "1.45" }) };
+            let (status, body) = (if refused { "500 Refused" } else { "200 OK" }, body.to_string());
+            format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+        });
+        let command = |arguments: &[&str]| {
+            let mut command = sandbox.command(arguments);
+            command.env("DOCKER_HOST", format!("tcp://127.0.0.1:{}", engine.port));
+            command
+        };
+        let said = shown(command, &["push", "registry.example.org/ftctl"]);
+        assert!(said.contains(&format!("{words} {SHOWN}")), "{asked}: {said}");
     }
 }
