@@ -1,5 +1,5 @@
-//! The secrets that a copy of a laptop's state directory would tell, and a check that the page on security names an existing test for
-//! each of its claims.
+//! The secrets that a copy of a laptop's state directory would tell, and a check that the page on security names an existing test
+//! for each of its claims.
 
 use std::{
     fs,

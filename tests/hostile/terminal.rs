@@ -1,5 +1,5 @@
-//! Words in a store, of a machine, an engine or a registry that are orders to a terminal: they clear it, write to its clipboard, or show a line in another order than it
-//! has.
+//! Words in a store, of a machine, an engine or a registry that are orders to a terminal: they clear it, write to its clipboard, or
+//! show a line in another order than it has.
 
 use std::{
     process::Command,
