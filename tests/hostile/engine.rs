@@ -1,7 +1,13 @@
 //! Containers of a real engine, which others use as well. Ignored in a plain `cargo test`: `tests/run` starts the engine, and
 //! FT_DOCKER_IMAGE names an image with the agent and the trainer in it.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 
@@ -34,13 +40,17 @@ struct User<'s> {
 }
 
 impl User<'_> {
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.sandbox.command(arguments);
         command.env("USER", &self.name).env("FTCTL_STORE", &self.store).env("FTCTL_BACKEND", "docker");
         command.env("XDG_STATE_HOME", self.sandbox.path(&format!("state-of-{}", self.name)));
         command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
         with_cargo(&mut command);
-        Sandbox::said(&mut command)
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        Sandbox::said(&mut self.command(arguments))
     }
 
     fn put(&self, path: &str, value: &Value) {
@@ -55,8 +65,11 @@ impl User<'_> {
 }
 
 fn containers(owner: &str) -> String {
-    let filter = format!("label=ftctl.owner={owner}");
-    let output = Command::new("docker").args(["ps", "-q", "--filter", &filter]).output().unwrap();
+    list(&format!("label=ftctl.owner={owner}"), "-q")
+}
+
+fn list(filter: &str, which: &str) -> String {
+    let output = Command::new("docker").args(["ps", which, "--filter", filter]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -99,4 +112,63 @@ fn docker_debts_and_records_end_no_container_of_another_user() {
     alice.put(&format!("jobs/{job}/record.json"), &kept);
     assert_eq!(alice.run(&["down", "--all", "-y"]).code, Some(0));
     assert_eq!(containers(&alice.name), "");
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+#[ignore = "needs a container engine: tests/run starts one"]
+fn docker_record_of_another_starts_no_container_and_mounts_nothing() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("foreign");
+    let name = format!("ftctl-hostile-reader-{}", std::process::id());
+    let reader = User { sandbox: &sandbox, name, store: sandbox.path("store") };
+    // Whoever writes to the store makes a job of it, and says what the reader's engine is to do.
+    let up = Sandbox::said(sandbox.command(&["up", "job.toml"]).env("FTCTL_STORE", &reader.store));
+    assert_eq!(up.code, Some(0), "{}", up.stderr);
+    let job = up.stdout.trim();
+    let source = sandbox.path("made-by-a-mount");
+    let mounts = ["/:/host".to_owned(), format!("{}:/made", source.display())];
+    let image = std::env::var("FT_DOCKER_IMAGE").expect("tests/run makes it");
+    let mut record = reader.record(job);
+    let now = json!(jiff::Timestamp::now());
+    (record["created"], record["updated"], record["simulated"], record["events"]) = (now.clone(), now, json!(false), json!([]));
+    (record["state"], record["attempt"], record["attempts"]) = (json!("imaging"), json!(0), json!([]));
+    (record["submitted"], record["plan"]["backend"]) = (json!(true), json!("docker"));
+    record["plan"]["docker"] = json!({ "image": image, "user": "0:0", "mounts": mounts, "network": "host" });
+    reader.put(&format!("jobs/{job}/record.json"), &record);
+
+    let there = || list(&format!("label=ftctl.job={job}"), "-aq");
+    let before = there();
+    let (told, file) = (sandbox.path("told"), fs::File::create(sandbox.path("told")).unwrap());
+    let mut follow = reader.command(&["logs", "-f", job]).stdout(Stdio::null()).stderr(file).spawn().unwrap();
+    until("it is watched", || fs::read_to_string(&told).unwrap().contains("no ftctl drives it"));
+    thread::sleep(Duration::from_secs(3));
+    let over = follow.try_wait().unwrap();
+    assert!(over.is_none() && there() == before && !source.exists(), "{over:?}: {}", fs::read_to_string(&told).unwrap());
+    let asked = reader.run(&["logs", "-f", job, "--adopt"]);
+    assert!(asked.code == Some(2) && asked.stderr.contains("/:/host") && asked.stderr.contains("add -y"), "{}", asked.stderr);
+    assert!(there() == before && !source.exists());
+
+    // A user who adopts it has it started: that record, less what it would mount.
+    record["plan"]["docker"]["mounts"] = json!([]);
+    reader.put(&format!("jobs/{job}/record.json"), &record);
+    let mut adopting = reader.command(&["logs", "-f", job, "--adopt", "-y"]);
+    let mut driver = adopting.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("a container of it starts", || there() != before);
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+
+    // Its end ends the watching.
+    assert_eq!(reader.run(&["down", job, "-y"]).code, Some(0));
+    let said = || fs::read_to_string(&told).unwrap();
+    assert_eq!(follow.wait().unwrap().code(), Some(21), "{}", said());
+    assert!(said().contains("cancelled"), "{}", said());
+    assert!(there() == before && !source.exists());
 }
