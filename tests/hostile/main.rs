@@ -16,6 +16,8 @@ mod listener;
 mod machines;
 mod parsers;
 mod project;
+#[path = "../common/terminal.rs"]
+mod pty;
 mod random;
 mod records;
 mod sign_in;

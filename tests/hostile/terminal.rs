@@ -23,6 +23,7 @@ use crate::{
     common::{Runs, Said, Sandbox},
     listener::Listener,
     project::{IMAGE, Project},
+    pty::{Environment, said_on_one},
 };
 
 /// Clears the screen, names the window, writes to the clipboard (in both ways of beginning an order), and turns the direction
@@ -71,18 +72,8 @@ impl Job {
 
     /// [`Job::run`] on a terminal, which says what it was told.
     fn on_a_terminal(&self, arguments: &[&str]) -> String {
-        on_a_terminal(&self.sandbox.command(arguments))
+        said_on_one(&self.sandbox.command(arguments), Environment::Own)
     }
-}
-
-fn on_a_terminal(ftctl: &Command) -> String {
-    let words: Vec<String> =
-        [ftctl.get_program()].into_iter().chain(ftctl.get_args()).map(|word| word.to_str().unwrap().to_owned()).collect();
-    let mut terminal = Command::new("script");
-    terminal.args(["--quiet", "--return", "--command", &words.join(" "), "/dev/null"]);
-    terminal.current_dir(ftctl.get_current_dir().unwrap()).env_clear().stdin(std::process::Stdio::null());
-    terminal.envs(ftctl.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm");
-    String::from_utf8(terminal.output().unwrap().stdout).unwrap()
 }
 
 /// Nothing but text, line ends and tabs, and ftctl's own output with colours.
@@ -159,7 +150,7 @@ const SHOWN: &str = "\u{fffd}[2J\u{fffd}]0;FAKE\u{fffd}";
 
 /// Says what a command shows in every form, none of which is an order.
 fn shown(command: impl Fn(&[&str]) -> Command, arguments: &[&str]) -> String {
-    let mut texts = vec![on_a_terminal(&command(arguments))];
+    let mut texts = vec![said_on_one(&command(arguments), Environment::Own)];
     for format in [&[][..], &["-o", "json"], &["-o", "jsonl"]] {
         let Said { stdout, stderr, .. } = Sandbox::said(&mut command(&[arguments, format].concat()));
         texts.extend([stdout, stderr]);

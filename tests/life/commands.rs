@@ -8,7 +8,25 @@ use crate::{
     blobs::TOY,
     browser,
     sandbox::{Sandbox, signal},
+    terminal::{Environment, said_on_one},
 };
+
+/// A terminal has a bar, the step and the loss under the last line of its scroll; and nothing of them once the job is over.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_terminal_has_a_footer_while_a_job_trains() {
+    let sandbox = Sandbox::new();
+    let job = sandbox.job("footed", 8_000);
+    let sets = ["--set", "train.log_every=500", "--set", "train.checkpoint_every=5000"];
+    let run = sandbox.command(&[&["run", job.to_str().unwrap()], &sets[..]].concat());
+    let said = said_on_one(&run, Environment::Inherited);
+    let (trained, after) = said.split_once("Collecting").expect("it trains to its end");
+    let footers: Vec<&str> =
+        trained.split(['\r', '\n']).filter(|line| line.contains("Training") && line.contains("/8,000")).collect();
+    let told = footers.iter().find(|line| line.contains('━') && line.contains("loss ") && line.contains(" tokens/s"));
+    assert!(told.is_some(), "{footers:?}");
+    assert!(!after.contains("/8,000") && !after.contains(" tokens/s"), "{after}");
+}
 
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]

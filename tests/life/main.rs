@@ -35,3 +35,5 @@ mod sandbox;
 #[path = "../common/secrets.rs"]
 mod secrets;
 mod templates;
+#[path = "../common/terminal.rs"]
+mod terminal;

@@ -1,0 +1,30 @@
+//! A terminal, as `script` of util-linux makes one.
+
+use std::process::{Command, Stdio};
+
+/// The variables of a command besides its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "each suite has one of them")]
+pub enum Environment {
+    Own,
+    Inherited,
+}
+
+/// Runs a command there, and answers all that the terminal was told.
+pub fn said_on_one(command: &Command, environment: Environment) -> String {
+    let words: Vec<String> =
+        [command.get_program()].into_iter().chain(command.get_args()).map(|word| word.to_str().unwrap().to_owned()).collect();
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &words.join(" "), "/dev/null"]);
+    terminal.current_dir(command.get_current_dir().unwrap()).stdin(Stdio::null());
+    if environment == Environment::Own {
+        terminal.env_clear();
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => terminal.env(name, value),
+            None => terminal.env_remove(name),
+        };
+    }
+    String::from_utf8(terminal.env("TERM", "xterm").output().unwrap().stdout).unwrap()
+}
