@@ -1,5 +1,5 @@
-//! The headers of a parquet file's pages, read before one is unpacked: the library believes them, and a page of a few bytes may
-//! become two gigabytes.
+//! The footer of a parquet file and the headers of its pages, read before the library does, which believes them: a page of a few
+//! bytes may become two gigabytes, and a list of a few keep a processor busy for hours.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Take, copy, sink};
@@ -38,6 +38,20 @@ pub fn check(file: &File, chunk: &ColumnChunkMetaData) -> Result<(), String> {
         at = body + header.packed;
     }
     Ok(())
+}
+
+/// Fails with the error in the footer of `file`. The library skips lists that it does not know, and in one of truth values it goes
+/// through as many as the list says it has without reading a byte. The format has none of those.
+pub fn check_footer(file: &File) -> Result<(), String> {
+    let unreadable = |error: io::Error| format!("its footer: {error}");
+    let length = file.metadata().map_err(unreadable)?.len();
+    // The library says what is wrong with a file that does not end so.
+    let Some(end) = length.checked_sub(TAIL) else { return Ok(()) };
+    let mut tail = [0; 4];
+    file.get_read(end).and_then(|mut from| Ok(from.read_exact(&mut tail)?)).map_err(|error| error.to_string())?;
+    let Some(start) = end.checked_sub(u32::from_le_bytes(tail).into()) else { return Ok(()) };
+    let from = file.get_read(start).map_err(|error| error.to_string())?;
+    Compact { from: from.take(end - start) }.walk(DEEPEST_FOOTER).map_err(unreadable)
 }
 
 /// The numbers of a page's header that decide over memory.
@@ -101,18 +115,25 @@ impl Header {
     }
 }
 
-/// Thrift's compact protocol, as far as headers of pages use it.
+/// Thrift's compact protocol, as far as footers and headers of pages use it.
 struct Compact {
     from: Take<BufReader<File>>,
 }
 
 /// Structures within each other; a header has three.
 const DEEPEST: usize = 4;
+/// Those and lists; a footer has nine.
+const DEEPEST_FOOTER: usize = 16;
+/// Bytes after the footer: its length, and the name of the format.
+const TAIL: u64 = 8;
+
+fn malformed() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, "it is malformed")
+}
 
 impl Compact {
     /// Tells each number with the path of field numbers that leads to it.
     fn structure(&mut self, path: &mut Vec<i16>, tell: &mut dyn FnMut(&[i16], i64)) -> io::Result<()> {
-        let malformed = || io::Error::new(ErrorKind::InvalidData, "its header is malformed");
         if path.len() >= DEEPEST {
             return Err(malformed());
         }
@@ -143,6 +164,46 @@ impl Compact {
         }
     }
 
+    /// Goes through a structure.
+    fn walk(&mut self, depth: usize) -> io::Result<()> {
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                return Ok(());
+            }
+            if head >> 4 == 0 {
+                self.varint()?;
+            }
+            self.pass(head & 0xf, depth)?;
+        }
+    }
+
+    /// Goes through a value of this kind.
+    fn pass(&mut self, kind: u8, depth: usize) -> io::Result<()> {
+        let inner = depth.checked_sub(1).ok_or_else(malformed)?;
+        match kind {
+            // Truth values of a field are its kind.
+            1 | 2 => Ok(()),
+            3 => self.byte().map(drop),
+            4..=6 => self.varint().map(drop),
+            7 => self.skip(8),
+            8 => {
+                let length = self.varint()?;
+                self.skip(length)
+            }
+            9 | 10 => {
+                let head = self.byte()?;
+                let (count, kind) = (if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) }, head & 0xf);
+                if count > 0 && kind <= 2 {
+                    return Err(malformed());
+                }
+                (0..count).try_for_each(|_| self.pass(kind, inner))
+            }
+            12 => self.walk(inner),
+            _ => Err(malformed()),
+        }
+    }
+
     fn byte(&mut self) -> io::Result<u8> {
         let mut byte = [0];
         self.from.read_exact(&mut byte)?;
@@ -158,7 +219,7 @@ impl Compact {
                 return Ok(value);
             }
         }
-        Err(io::Error::new(ErrorKind::InvalidData, "a number in its header does not end"))
+        Err(io::Error::new(ErrorKind::InvalidData, "a number in it does not end"))
     }
 
     /// Positive and negative numbers take turns.
@@ -205,6 +266,25 @@ mod tests {
 
     fn read(content: &[u8]) -> io::Result<(Header, u64)> {
         Header::read(&file(content), 0, content.len() as u64)
+    }
+
+    #[test]
+    fn a_list_of_a_footer_has_the_bytes_that_it_says() {
+        let footer = |content: &[u8]| {
+            let length = u32::try_from(content.len()).unwrap().to_le_bytes();
+            check_footer(&file(&[&b"PAR1"[..], content, &length, b"PAR1"].concat()))
+        };
+        let most = [0xff, 0xff, 0xff, 0xff, 7];
+        for (list, is_refused) in
+            [(&[0x29, 2, 4][..], false), (&[0xf9], true), (&[0xf1], true), (&[0x21, 1, 1], true), (&[0x01], false)]
+        {
+            let most = if list[0] >> 4 == 15 { &most[..] } else { &[] };
+            let told = footer(&[&[0x19], &list[..1], most, &list[1..], &[0]].concat());
+            assert_eq!(told.is_err(), is_refused, "{list:?}: {told:?}");
+        }
+        assert!(footer(&[0x1c; 64]).is_err(), "structures without end");
+        assert!(footer(&[0x1b, 1, 0x11, 0]).is_err(), "a map, which the format has not");
+        assert_eq!(check_footer(&file(b"PAR1")), Ok(()), "the library says what that is");
     }
 
     #[test]

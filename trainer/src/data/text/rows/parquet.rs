@@ -31,6 +31,7 @@ pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Res
     let reading = |error| DataError::reading(path, error);
     let file = File::open(path).map_err(reading)?;
     let (length, pages) = (file.metadata().map_err(reading)?.len(), file.try_clone().map_err(reading)?);
+    pages::check_footer(&pages).map_err(|reason| structure(&reason))?;
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema_descr();
     let columns: Vec<String> = schema.root_schema().get_fields().iter().map(|field| field.name().to_owned()).collect();
