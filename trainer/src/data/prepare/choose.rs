@@ -62,6 +62,9 @@ pub fn survey(
         })?;
         remarks.rows_left_out += findings.left_out;
         remarks.short_rows += findings.short;
+        if findings.is_json_lines {
+            remarks.json_lines.get_or_insert_with(|| path.display().to_string());
+        }
         remarks.first_row = remarks.first_row.take().or(findings.first);
         *done += if length == u64::MAX { read } else { length };
         report(*done);

@@ -22,6 +22,9 @@ pub struct Remarks {
     /// Rows of csv with fewer fields than the header, and a text.
     #[serde(skip_serializing_if = "is_zero")]
     pub short_rows: u64,
+    /// The first text file whose lines are JSON objects, which became text with their braces and names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub json_lines: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
     /// A vocabulary that the text was too short for.
@@ -67,6 +70,12 @@ impl Remarks {
             let (rows, have, were) = if self.short_rows == 1 { ("row", "has", "was") } else { ("rows", "have", "were") };
             format!("{} {rows} of csv {have} fewer fields than the header, and {were} taken: the text is there", self.short_rows)
         });
+        let json_lines = self.json_lines.as_ref().map(|file| {
+            format!(
+                "{file} has a JSON object in each line, and became text as it stands, with braces and names: called .jsonl, each line is a \
+                 document"
+            )
+        });
         let literal = self.literal.iter().map(|(token, count)| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
             format!(
@@ -80,6 +89,6 @@ impl Remarks {
                  would make one"
             )
         });
-        rows.into_iter().chain(short).chain(literal).chain(vocabulary).collect()
+        rows.into_iter().chain(short).chain(json_lines).chain(literal).chain(vocabulary).collect()
     }
 }

@@ -114,6 +114,25 @@ fn progress_rises_to_the_whole_in_each_stage() {
 }
 
 #[test]
+fn json_lines_by_another_name_are_told() {
+    let row = r#"{"text": "to be or not to be"}"#;
+    for (name, text, is_told) in [
+        ("rows.txt", format!("\u{feff}{row}\n\n{row}\n"), true),
+        ("rows", format!("{row}\n{row}"), true),
+        ("rows.jsonl", format!("{row}\n{row}"), false),
+        ("one.txt", format!("{row}\nto be"), false),
+        ("code.txt", "{\n}\n{\n}\n".to_owned(), false),
+    ] {
+        let folder = folder(&[(name, &text)]);
+        let config =
+            config(serde_json::json!({"train": [folder.path().join(name)], "tokenizer": {"kind": "train", "vocabulary": 260}}));
+        let made = prepare(&config, None, &folder.path().join("out"), &mut |_, _, _| {}).unwrap();
+        let told = made.remarks.sentences().iter().any(|sentence| sentence.contains("a JSON object in each line"));
+        assert_eq!(told, is_told, "{name}: {:?}", made.remarks);
+    }
+}
+
+#[test]
 fn a_vocabulary_that_the_text_is_too_short_for_is_told() {
     let text = folder(&[("a.txt", "to be or not to be, that is the question")]);
     let prepared = |vocabulary: u32| {

@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 use super::rows;
 use super::source::{Kind, Source, failed};
 use crate::data::DataError;
@@ -41,6 +43,8 @@ pub struct Findings {
     pub first: Option<String>,
     /// Rows of csv with fewer fields than the header, and a text.
     pub short: u64,
+    /// A text file whose lines are JSON objects, as far as was looked.
+    pub is_json_lines: bool,
 }
 
 /// Reads the documents of a file in order. Memory does not grow with a text file, except by the longest stretch without white
@@ -57,7 +61,7 @@ fn read(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_
         Kind::Csv(delimiter) => rows::csv(path, source.content, delimiter, reading, visit),
         Kind::Json => rows::json(path, source, reading, visit),
         Kind::Parquet => rows::parquet(path, reading, visit),
-        Kind::Text => text(path, source.content, reading.split, visit).map(|()| Findings::default()),
+        Kind::Text => text(path, source.content, reading.split, visit),
     }
 }
 
@@ -80,8 +84,8 @@ fn split(part: Part<'_>, specials: &Specials, is_open: &mut bool, visit: &mut Vi
     visit(Part { text: rest, last: part.last })
 }
 
-fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit: &mut Visit<'_>) -> Result<(), DataError> {
-    let mut buffer = Vec::new();
+fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit: &mut Visit<'_>) -> Result<Findings, DataError> {
+    let (mut buffer, mut findings) = (Vec::new(), Findings::default());
     // Bytes of the file before the buffer.
     let mut offset = 0;
     loop {
@@ -94,14 +98,27 @@ fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit
             offset = 3;
         }
         let valid = valid_text(path, offset, &buffer, end_of_file)?;
+        if offset <= 3 {
+            findings.is_json_lines = is_json_lines(valid);
+        }
         if end_of_file {
-            return if offset + (valid.len() as u64) == 0 { Ok(()) } else { visit(Part { text: valid, last: true }) };
+            if offset + (valid.len() as u64) > 0 {
+                visit(Part { text: valid, last: true })?;
+            }
+            return Ok(findings);
         }
         let Some(end) = last_cut_beside(valid, specials) else { continue };
         visit(Part { text: &valid[..end], last: false })?;
         buffer.drain(..end);
         offset += end as u64;
     }
+}
+
+/// Whether the first two lines of a text are JSON objects: a text that means to be one has no two.
+fn is_json_lines(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let mut is_object = || lines.next().is_some_and(|line| serde_json::from_str::<Map<String, Value>>(line).is_ok());
+    is_object() && is_object()
 }
 
 /// The last place where the text can be cut beside its special tokens, which may have white space in them, and take that after

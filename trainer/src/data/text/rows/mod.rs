@@ -120,6 +120,6 @@ impl<'a> Table<'a> {
             let rows = self.left_out + self.kept;
             return Err(DataError::MostRowsBad { path: self.path.to_owned(), left_out: self.left_out, rows, first });
         }
-        Ok(Findings { left_out: self.left_out, first, short: self.short })
+        Ok(Findings { left_out: self.left_out, first, short: self.short, ..Findings::default() })
     }
 }
