@@ -41,7 +41,8 @@ pub fn check(file: &File, chunk: &ColumnChunkMetaData) -> Result<(), String> {
 }
 
 /// Fails with the error in the footer of `file`. The library skips lists that it does not know, and in one of truth values it goes
-/// through as many as the list says it has without reading a byte. The format has none of those.
+/// through as many as the list says it has without reading a byte. The format has none of those. And it reads a field that it knows
+/// as the kind that it knows, whatever kind the file says: where the two differ, it reads other fields than are looked at here.
 pub fn check_footer(file: &File) -> Result<(), String> {
     let unreadable = |error: io::Error| format!("its footer: {error}");
     let length = file.metadata().map_err(unreadable)?.len();
@@ -51,7 +52,7 @@ pub fn check_footer(file: &File) -> Result<(), String> {
     file.get_read(end).and_then(|mut from| Ok(from.read_exact(&mut tail)?)).map_err(|error| error.to_string())?;
     let Some(start) = end.checked_sub(u32::from_le_bytes(tail).into()) else { return Ok(()) };
     let from = file.get_read(start).map_err(|error| error.to_string())?;
-    Compact { from: from.take(end - start) }.walk(DEEPEST_FOOTER).map_err(unreadable)
+    Compact { from: from.take(end - start) }.structure(FOOTER, &mut Vec::new(), &mut |_, _| {}).map_err(unreadable)
 }
 
 /// The numbers of a page's header that decide over memory.
@@ -75,7 +76,7 @@ impl Header {
         let mut header = Self { is_packed: true, ..Self::default() };
         let size = |number: i64| u64::try_from(number).unwrap_or(u64::MAX);
         // Numbers of PageHeader in the format's own description.
-        compact.structure(&mut Vec::new(), &mut |path, number| match path {
+        compact.structure(HEADER, &mut Vec::new(), &mut |path, number| match path {
             [2] => header.unpacked = size(number),
             [3] => header.packed = size(number),
             [5, 2] | [8, 4] => header.encoding = number,
@@ -115,15 +116,107 @@ impl Header {
     }
 }
 
+/// The kinds of values in the format's own description (parquet.thrift), as far as footers and headers have them.
+enum Kind {
+    Truth,
+    Byte,
+    Number,
+    Bytes,
+    List(&'static Kind),
+    Fields(&'static [Field]),
+}
+
+use Kind::{Byte, Bytes, Fields, List, Number, Truth};
+
+/// A field of a structure by its number.
+type Field = (i16, Kind);
+
+const HEADER: &[Field] = &[
+    (1, Number),
+    (2, Number),
+    (3, Number),
+    (4, Number),
+    (5, Fields(&[(1, Number), (2, Number), (3, Number), (4, Number), (5, Fields(STATISTICS))])),
+    (6, Fields(&[])),
+    (7, Fields(&[(1, Number), (2, Number), (3, Truth)])),
+    (8, Fields(DATA_V2)),
+];
+const DATA_V2: &[Field] =
+    &[(1, Number), (2, Number), (3, Number), (4, Number), (5, Number), (6, Number), (7, Truth), (8, Fields(STATISTICS))];
+const FOOTER: &[Field] = &[
+    (1, Number),
+    (2, List(&Fields(ELEMENT))),
+    (3, Number),
+    (4, List(&Fields(GROUP))),
+    (5, List(&Fields(PAIR))),
+    (6, Bytes),
+    (7, List(&Fields(&[]))),
+    (8, Fields(&[])),
+    (9, Bytes),
+];
+const ELEMENT: &[Field] = &[
+    (1, Number),
+    (2, Number),
+    (3, Number),
+    (4, Bytes),
+    (5, Number),
+    (6, Number),
+    (7, Number),
+    (8, Number),
+    (9, Number),
+    (10, Fields(LOGICAL)),
+];
+const LOGICAL: &[Field] =
+    &[(5, Fields(&[(1, Number), (2, Number)])), (7, Fields(TIME)), (8, Fields(TIME)), (10, Fields(&[(1, Byte), (2, Truth)]))];
+const TIME: &[Field] = &[(1, Truth), (2, Fields(&[]))];
+const GROUP: &[Field] = &[
+    (1, List(&Fields(CHUNK))),
+    (2, Number),
+    (3, Number),
+    (4, List(&Fields(&[(1, Number), (2, Truth), (3, Truth)]))),
+    (5, Number),
+    (6, Number),
+    (7, Number),
+];
+const CHUNK: &[Field] = &[
+    (1, Bytes),
+    (2, Number),
+    (3, Fields(COLUMN)),
+    (4, Number),
+    (5, Number),
+    (6, Number),
+    (7, Number),
+    (8, Fields(&[])),
+    (9, Bytes),
+];
+const COLUMN: &[Field] = &[
+    (1, Number),
+    (2, List(&Number)),
+    (3, List(&Bytes)),
+    (4, Number),
+    (5, Number),
+    (6, Number),
+    (7, Number),
+    (8, List(&Fields(PAIR))),
+    (9, Number),
+    (10, Number),
+    (11, Number),
+    (12, Fields(STATISTICS)),
+    (13, List(&Fields(&[(1, Number), (2, Number), (3, Number)]))),
+    (14, Number),
+    (15, Number),
+    (16, Fields(&[(1, Number), (2, List(&Number)), (3, List(&Number))])),
+];
+const PAIR: &[Field] = &[(1, Bytes), (2, Bytes)];
+const STATISTICS: &[Field] = &[(1, Bytes), (2, Bytes), (3, Number), (4, Number), (5, Bytes), (6, Bytes), (7, Truth), (8, Truth)];
+
 /// Thrift's compact protocol, as far as footers and headers of pages use it.
 struct Compact {
     from: Take<BufReader<File>>,
 }
 
-/// Structures within each other; a header has three.
-const DEEPEST: usize = 4;
-/// Those and lists; a footer has nine.
-const DEEPEST_FOOTER: usize = 16;
+/// Structures and lists within each other; a footer has nine.
+const DEEPEST: usize = 16;
 /// Bytes after the footer: its length, and the name of the format.
 const TAIL: u64 = 8;
 
@@ -133,10 +226,7 @@ fn malformed() -> io::Error {
 
 impl Compact {
     /// Tells each number with the path of field numbers that leads to it.
-    fn structure(&mut self, path: &mut Vec<i16>, tell: &mut dyn FnMut(&[i16], i64)) -> io::Result<()> {
-        if path.len() >= DEEPEST {
-            return Err(malformed());
-        }
+    fn structure(&mut self, fields: &[Field], path: &mut Vec<i16>, tell: &mut dyn FnMut(&[i16], i64)) -> io::Result<()> {
         let mut field = 0_i16;
         loop {
             let head = self.byte()?;
@@ -147,61 +237,47 @@ impl Compact {
                 0 => i16::try_from(self.number()?).map_err(|_| malformed())?,
                 step => field.wrapping_add(i16::from(step)),
             };
-            path.push(field);
-            match head & 0xf {
-                kind @ (1 | 2) => tell(path, i64::from(kind == 1)),
-                3 => drop(self.byte()?),
-                4..=6 => tell(path, self.number()?),
-                7 => self.skip(8)?,
-                8 => {
-                    let length = self.varint()?;
-                    self.skip(length)?;
-                }
-                12 => self.structure(path, tell)?,
-                _ => return Err(malformed()),
-            }
-            path.pop();
+            let known = fields.iter().find(|(number, _)| *number == field).map(|(_, kind)| kind);
+            self.value(head & 0xf, known, (path, field), tell)?;
         }
     }
 
-    /// Goes through a structure.
-    fn walk(&mut self, depth: usize) -> io::Result<()> {
-        loop {
-            let head = self.byte()?;
-            if head == 0 {
-                return Ok(());
-            }
-            if head >> 4 == 0 {
-                self.varint()?;
-            }
-            self.pass(head & 0xf, depth)?;
+    /// Goes through a value, which must be of the kind that is known of it.
+    fn value(
+        &mut self,
+        kind: u8,
+        known: Option<&Kind>,
+        (path, field): (&mut Vec<i16>, i16),
+        tell: &mut dyn FnMut(&[i16], i64),
+    ) -> io::Result<()> {
+        if path.len() >= DEEPEST {
+            return Err(malformed());
         }
-    }
-
-    /// Goes through a value of this kind.
-    fn pass(&mut self, kind: u8, depth: usize) -> io::Result<()> {
-        let inner = depth.checked_sub(1).ok_or_else(malformed)?;
-        match kind {
-            // Truth values of a field are its kind.
-            1 | 2 => Ok(()),
-            3 => self.byte().map(drop),
-            4..=6 => self.varint().map(drop),
-            7 => self.skip(8),
-            8 => {
+        path.push(field);
+        match (kind, known) {
+            (1 | 2, None | Some(Truth)) => tell(path, i64::from(kind == 1)),
+            (3, None | Some(Byte)) => drop(self.byte()?),
+            (4..=6, None | Some(Number)) => tell(path, self.number()?),
+            (7, None) => self.skip(8)?,
+            (8, None | Some(Bytes)) => {
                 let length = self.varint()?;
-                self.skip(length)
+                self.skip(length)?;
             }
-            9 | 10 => {
+            (9 | 10, None | Some(List(_))) => {
+                let inner = known.and_then(|known| if let List(inner) = known { Some(*inner) } else { None });
                 let head = self.byte()?;
                 let (count, kind) = (if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) }, head & 0xf);
                 if count > 0 && kind <= 2 {
                     return Err(malformed());
                 }
-                (0..count).try_for_each(|_| self.pass(kind, inner))
+                (0..count).try_for_each(|_| self.value(kind, inner, (&mut *path, 0), tell))?;
             }
-            12 => self.walk(inner),
-            _ => Err(malformed()),
+            (12, None) => self.structure(&[], path, tell)?,
+            (12, Some(Fields(fields))) => self.structure(fields, path, tell)?,
+            _ => return Err(malformed()),
         }
+        path.pop();
+        Ok(())
     }
 
     fn byte(&mut self) -> io::Result<u8> {
@@ -279,11 +355,13 @@ mod tests {
             [(&[0x29, 2, 4][..], false), (&[0xf9], true), (&[0xf1], true), (&[0x21, 1, 1], true), (&[0x01], false)]
         {
             let most = if list[0] >> 4 == 15 { &most[..] } else { &[] };
-            let told = footer(&[&[0x19], &list[..1], most, &list[1..], &[0]].concat());
+            // Of a field that the format has not.
+            let told = footer(&[&[0xd9], &list[..1], most, &list[1..], &[0]].concat());
             assert_eq!(told.is_err(), is_refused, "{list:?}: {told:?}");
         }
-        assert!(footer(&[0x1c; 64]).is_err(), "structures without end");
-        assert!(footer(&[0x1b, 1, 0x11, 0]).is_err(), "a map, which the format has not");
+        assert!(footer(&[0xdc; 64]).is_err() && footer(&[0xd9; 64]).is_err(), "structures and lists without end");
+        assert!(footer(&[0x15, 2, 0x19, 0x0c, 0]).is_ok() && footer(&[0x18, 0, 0]).is_err(), "a version is a number");
+        assert!(footer(&[0xdb, 1, 0x11, 0]).is_err(), "a map, which the format has not");
         assert_eq!(check_footer(&file(b"PAR1")), Ok(()), "the library says what that is");
     }
 
