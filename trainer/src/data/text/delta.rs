@@ -15,6 +15,8 @@ pub struct Checked {
     pub pages: Box<dyn PageReader>,
     /// Whether a value may be null, which is in front of the values.
     pub has_levels: bool,
+    /// A dictionary came: the library ends the program at a page of its entries without one.
+    pub has_dictionary: bool,
 }
 
 impl Iterator for Checked {
@@ -30,6 +32,10 @@ impl PageReader for Checked {
         let Some(mut page) = self.pages.get_next_page()? else { return Ok(None) };
         if check(&page, self.has_levels).is_none() {
             return Err(ParquetError::General("the lengths of a page are not those of its texts".to_owned()));
+        }
+        self.has_dictionary |= matches!(page, Page::DictionaryPage { .. });
+        if !self.has_dictionary && matches!(page.encoding(), Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY) {
+            return Err(ParquetError::General("a page has entries of a dictionary that is not there".to_owned()));
         }
         if is_plain(&page) {
             end(&mut page);

@@ -47,7 +47,7 @@ pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Res
     for group in 0..reader.num_row_groups() {
         pages::check(&pages, reader.metadata().row_group(group).column(leaf)).map_err(|reason| structure(&reason))?;
         let pages = reader.get_row_group(group).and_then(|group| group.get_column_page_reader(leaf)).map_err(broken)?;
-        let pages = Checked { pages, has_levels: descriptor.max_def_level() > 0 };
+        let pages = Checked { pages, has_levels: descriptor.max_def_level() > 0, has_dictionary: false };
         rows.read(ColumnReaderImpl::new(descriptor.clone(), Box::new(pages)), visit)?;
     }
     table.finish()
