@@ -64,12 +64,12 @@ pub struct Seat {
     /// Where ranks of other nodes reach those of this one; absent: the address that this machine has towards others.
     address: Option<IpAddr>,
     /// Where all nodes are on one machine, the folder with the locks of the others: see [`meeting::lock`].
-    pub locks: Option<PathBuf>,
+    locks: Option<PathBuf>,
 }
 
 impl Seat {
     /// Takes the arguments, or else the machine's environment. The error is for a person.
-    pub fn find(order: &RunOrder, node: Option<usize>, address: Option<IpAddr>) -> Result<Self, String> {
+    pub fn find(order: &RunOrder, node: Option<usize>, address: Option<IpAddr>, locks: Option<PathBuf>) -> Result<Self, String> {
         if order.nodes == 1 {
             return Ok(Self::default());
         }
@@ -79,7 +79,7 @@ impl Seat {
         if node >= order.nodes {
             return Err(format!("node {node} is not one of the order's {} nodes, which count from 0", order.nodes));
         }
-        Ok(Self { node, address: address.or_else(|| variable(ADDRESS)?.parse().ok()), locks: None })
+        Ok(Self { node, address: address.or_else(|| variable(ADDRESS)?.parse().ok()), locks })
     }
 
     pub fn leads(&self) -> bool {

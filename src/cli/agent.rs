@@ -79,8 +79,8 @@ impl Agent {
             if self.drain {
                 return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
-            let mut seat = agent::Seat::find(&order, self.node, self.address).map_err(|why| Failure::new(Exit::Usage, why))?;
-            seat.locks.clone_from(&self.locks);
+            let seat = agent::Seat::find(&order, self.node, self.address, self.locks.clone());
+            let seat = seat.map_err(|why| Failure::new(Exit::Usage, why))?;
             let record = agent::run(&order, seat, &self.work, &cache, &*report).await?;
             let over = format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message);
             // The machine's startup script goes by this code: it must not end what makes the next machine.

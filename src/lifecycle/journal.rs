@@ -94,7 +94,7 @@ impl Journal {
         self.enter(State::TearingDown).await
     }
 
-    /// Ends the job with a failure. Its fix is part of the reason: whoever reads the record later has nothing else.
+    /// Ends the job with a failure. Its fix is part of the reason: a later reader of the record has nothing else.
     pub async fn fail(&mut self, failure: &Failure) -> Result<()> {
         let Failure { exit, message, fix } = failure;
         let reason = fix.as_ref().map_or_else(|| message.clone(), |fix| format!("{message}; {fix}"));

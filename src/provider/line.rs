@@ -18,6 +18,8 @@ pub const SHORT_ANSWER: Duration = Duration::from_secs(30);
 /// Pauses between tries: doubled from the first to the second; a longer one that the service asks for is kept up to a minute.
 pub const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// No list of a service has more pages.
+pub const MOST_PAGES: usize = 1_000;
 const TRIES: u32 = 5;
 /// After so long no further try is begun.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -4,7 +4,7 @@
 //! is it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences
 //! between providers are data ([`Capabilities`]), never a test for a provider's name.
 
-use std::{collections::BTreeMap, ffi::OsString, future::Future, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -43,6 +43,9 @@ pub use error::{Class, ProviderError};
 pub use session::Session;
 pub use size::Size;
 pub use whose::{Belongs, Whose};
+
+/// An agent may need its store for so long after its deadline: it still sends what it has.
+pub const FAREWELL: Duration = Duration::from_secs(3_600);
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 

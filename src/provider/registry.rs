@@ -5,7 +5,6 @@ use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use ft_trainer::settings::{
@@ -17,7 +16,7 @@ use ft_trainer::settings::{
 #[cfg(target_os = "linux")]
 use super::local::{self, Local};
 use super::{
-    AgentEnvironment, Class, Provider, ProviderError, Result, Size,
+    AgentEnvironment, Class, FAREWELL, Provider, ProviderError, Result, Size,
     azureml::{self, Azureml},
     clock::SystemClock,
     docker::{self, Docker},
@@ -184,9 +183,6 @@ fn open_azureml(environment: &Environment) -> Result<Connected> {
     let provider = Azureml::open(&variables, &here, environment.azureml(), environment.party(), clock.clone(), prices)?;
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
-
-/// An agent may still send what it has after the end of its job's time.
-const FAREWELL: Duration = Duration::from_secs(3_600);
 
 /// The part of this process's environment that an agent gets, and a signature for its store. Where nothing can be signed for a blob
 /// container, the agent signs in as this process does.

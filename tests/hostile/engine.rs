@@ -129,7 +129,7 @@ fn docker_record_of_another_starts_no_container_and_mounts_nothing() {
     sandbox.write_rehearsal("foreign");
     let name = format!("ftctl-hostile-reader-{}", std::process::id());
     let reader = User { sandbox: &sandbox, name, store: sandbox.path("store") };
-    // Whoever writes to the store makes a job of it, and says what the reader's engine is to do.
+    // Another user of the store turns this into a job that tells the reader's engine what to do.
     let up = Sandbox::said(sandbox.command(&["up", "job.toml"]).env("FTCTL_STORE", &reader.store));
     assert_eq!(up.code, Some(0), "{}", up.stderr);
     let job = up.stdout.trim();

@@ -29,7 +29,7 @@ impl Bench {
     fn agent_of(&self, node: usize) -> Agent<'_> {
         let work = if node == 0 { self.path("work") } else { self.path("elsewhere") };
         let mut agent = Agent::new(Arc::clone(&self.store), &self.order, &work, &Silent, Duration::MAX).unwrap();
-        agent.seat = Seat::find(&self.order, Some(node), Some("127.0.0.1".parse().unwrap())).unwrap();
+        agent.seat = Seat::find(&self.order, Some(node), Some("127.0.0.1".parse().unwrap()), None).unwrap();
         agent
     }
 
@@ -166,7 +166,7 @@ async fn nodes_wait_for_each_other_for_a_while() {
         let lock = fs::File::create(bench.path("node-1.lock")).unwrap();
         let held = is_held.then(|| lock.lock().map(|()| lock));
         let mut agent = bench.agent_of(0);
-        agent.seat.locks = Some(bench.path(""));
+        agent.seat = Seat::find(&bench.order, Some(0), None, Some(bench.path(""))).unwrap();
         let record = agent.run(&bench.path("cache"), std::future::pending()).await.unwrap();
         assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, why));
         drop(held);
@@ -242,9 +242,9 @@ async fn a_rendezvous_that_is_no_address_calls_nobody() {
 #[test]
 fn a_seat_is_one_of_the_orders() {
     let mut order: RunOrder = serde_json::from_str(include_str!("../../job/fixtures/order.json")).unwrap();
-    assert_eq!(Seat::find(&order, Some(7), None).unwrap().node(), 0, "the only one");
+    assert_eq!(Seat::find(&order, Some(7), None, None).unwrap().node(), 0, "the only one");
     order.nodes = 2;
-    assert_eq!(Seat::find(&order, Some(1), None).unwrap().node(), 1);
-    assert!(Seat::find(&order, Some(2), None).is_err_and(|why| why.contains("2 nodes, which count from 0")));
-    assert!(Seat::find(&order, None, None).is_err_and(|why| why.contains("--node")));
+    assert_eq!(Seat::find(&order, Some(1), None, None).unwrap().node(), 1);
+    assert!(Seat::find(&order, Some(2), None, None).is_err_and(|why| why.contains("2 nodes, which count from 0")));
+    assert!(Seat::find(&order, None, None, None).is_err_and(|why| why.contains("--node")));
 }

@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     super::{
         Class, ProviderError, Result,
-        line::{self, BACKOFF, LONGEST_PAUSE, SHORT_ANSWER, Tries},
+        line::{self, BACKOFF, LONGEST_PAUSE, MOST_PAGES, SHORT_ANSWER, Tries},
     },
     body,
     refusal::Refusal,
@@ -41,9 +41,8 @@ const HISTORY_VERSION: &str = "v1.0";
 const SERVICES: &str = ".api.azureml.ms";
 /// Logs lie below this one.
 const BLOBS: &str = ".blob.core.windows.net";
-/// No answer of the service is larger, and no list longer.
+/// No answer of the service is larger.
 const LARGEST_ANSWER: usize = 16 << 20;
-const MOST_PAGES: usize = 1_000;
 /// An operation that takes longer is stuck.
 const OPERATION: Duration = Duration::from_secs(1_200);
 

@@ -48,8 +48,8 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Account, Capabilities, Class, Console, Cursor, Output, Provider, ProviderError, Publication, Resource, Result, Sighting, Signs,
-    line, named_image,
+    Account, Capabilities, Class, Console, Cursor, FAREWELL, Output, Provider, ProviderError, Publication, Resource, Result,
+    Sighting, Signs, line, named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
@@ -71,8 +71,6 @@ use crate::{
 
 /// How often a job is asked for when its cluster goes away meanwhile.
 const TRIES: u32 = 3;
-/// An agent may need the store for so long after its job's time.
-const FAREWELL: Duration = Duration::from_secs(3_600);
 /// No job is begun for less.
 const SHORTEST: Duration = Duration::from_secs(60);
 /// An agent that ends when its time is over has so long to do so before the service ends it.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{
     super::{
         Result,
-        line::{self, BACKOFF, SHORT_ANSWER, Tries},
+        line::{self, BACKOFF, MOST_PAGES, SHORT_ANSWER, Tries},
     },
     credentials::Credentials,
     refusal::{Refusal, operation_error},
@@ -28,8 +28,6 @@ const ANSWER: Duration = Duration::from_secs(150);
 const OPERATION: Duration = Duration::from_secs(600);
 /// The largest answer: a page of everything in every zone, or of 5,000 prices.
 const LARGEST_ANSWER: usize = 16 << 20;
-/// No list has more pages.
-const MOST_PAGES: usize = 1_000;
 /// Who may have named the services.
 const NAMES: &str = "FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING";
 

@@ -45,7 +45,7 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting, Signs,
+    Account, Capabilities, Class, Console, FAREWELL, Provider, ProviderError, Resource, Result, Session, Sighting, Signs,
     line::{self, http_date},
     named_image,
     whose::{Mark, Party, namesake, unknown_store},
@@ -53,7 +53,7 @@ use super::{
 use crate::{
     catalogue::region,
     job::{
-        clock::Clock,
+        clock::{Clock, after},
         compute::Compute,
         finding::Finding,
         gce::{GcePlan, Recovery},
@@ -77,8 +77,6 @@ const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
 const HANGS: Duration = Duration::from_secs(10 * 60);
 /// In every line that the startup script writes to the console.
 const SCRIPT: &str = "startup-script";
-/// An agent may need the store for so long after its deadline.
-const FAREWELL: Duration = Duration::from_secs(3_600);
 
 /// The error for the body of a refusal, or for a failed operation: for tests that make such answers up.
 #[doc(hidden)]
@@ -286,7 +284,7 @@ impl Gce {
 
     /// The metadata that carries the agent's order.
     async fn orders(&self, order: &RunOrder) -> Result<[(&'static str, String); 2]> {
-        let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
+        let expires = after(order.deadline.unwrap_or(self.clock.now()), FAREWELL);
         let variables = self.store.agent_environment(&order.job, expires).await.map_err(ProviderError::unsigned)?;
         let variables = variables.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
         let environment = Value::Object(variables.collect()).to_string();

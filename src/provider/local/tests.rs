@@ -67,10 +67,15 @@ impl Machines {
     }
 
     async fn started(&self, name: &str) -> AttemptId {
-        let attempt = attempt(name);
+        self.ordered(order(&attempt(name))).await
+    }
+
+    /// Starts the agents of an order.
+    async fn ordered(&self, order: RunOrder) -> AttemptId {
+        let attempt = AttemptId::new(&order.job, order.attempt);
         self.local().provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
-        self.local().launch(&order(&attempt)).await.expect("launch");
-        until(|| self.starts(&attempt) == 1).await;
+        self.local().launch(&order).await.expect("launch");
+        until(|| self.starts(&attempt) == order.nodes).await;
         attempt
     }
 }
@@ -221,22 +226,17 @@ async fn death_comes_with_the_agents_last_line() {
 #[tokio::test]
 async fn an_agent_needs_its_store_until_its_own_deadline() {
     let (machines, deadline) = (Machines::new(), "2026-01-01T00:07:00Z".parse().ok());
-    let (local, attempt) = (machines.local(), attempt("late"));
-    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
-    local.launch(&RunOrder { deadline, ..order(&attempt) }).await.expect("launch");
-    until(|| machines.starts(&attempt) == 1).await;
+    let attempt = machines.ordered(RunOrder { deadline, ..order(&attempt("late")) }).await;
     let told = fs::read_to_string(machines.directory(&attempt).join("until")).expect("written");
     assert_eq!(told.trim().parse().ok(), deadline);
-    local.destroy(&attempt.job).await.expect("destroy");
+    machines.local().destroy(&attempt.job).await.expect("destroy");
 }
 
 #[tokio::test]
 async fn the_agent_of_each_other_node_has_a_lock_for_as_long_as_it_lives() {
     let machines = Machines::new();
-    let (local, attempt) = (machines.local(), attempt("gang"));
-    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
-    local.launch(&RunOrder { nodes: 2, ..order(&attempt) }).await.expect("launch");
-    until(|| machines.starts(&attempt) == 2).await;
+    let attempt = machines.ordered(RunOrder { nodes: 2, ..order(&attempt("gang")) }).await;
+    let local = machines.local();
     let lock = fs::File::open(machines.directory(&attempt).join("node-1.lock")).expect("a lock");
     assert!(matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)));
     power_off(&local.machine(&attempt)).await.expect("power off");

@@ -507,7 +507,7 @@ async fn azurite_stolen_signature_of_a_machine_changes_its_own_job_alone() {
     for path in ["ftctl/v1/contents/00/c", "ftctl/v1/datasets/d/manifest.json", &path::cancel(&own)] {
         assert_eq!(agent.get(path).await.unwrap().bytes, "theirs", "{path}");
     }
-    // And what the store itself has of other jobs, for whoever knows or guesses a name or an id.
+    // It also reads what the store itself has of other jobs, by a name or an id that it knows or guesses.
     let (record, order, lease) = (path::record(&other), path::order(&other), path::supervisor_lease(&other));
     for path in ["ftctl/v1/names/a.json", "ftctl/v1/debts/x.json", &record, &order, &lease] {
         assert_eq!(agent.get(path).await.unwrap().bytes, "theirs", "{path}");

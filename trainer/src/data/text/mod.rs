@@ -7,6 +7,7 @@ mod files;
 mod pages;
 mod rows;
 mod source;
+mod thrift;
 
 pub use cargo::{cargo_dependencies, cargo_dependencies_here};
 pub use documents::{Findings, Part, Reading, documents};
