@@ -25,7 +25,7 @@ const UNKNOWN: &str = "credentials not found";
 /// The name of a user who shows a token.
 const TOKEN_USER: &str = "<token>";
 /// For a helper's answer: one that waits for a window or a keychain that nobody can open must not stop a public image.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// For one registry. Has no `Debug`, so that nothing secret can be printed by accident.
 #[derive(Clone, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::process::Stdio;
 
 use reqwest::{Url, header::CONTENT_TYPE};
 use serde_json::Value;
-use tokio::process::Command;
+use tokio::{process::Command, time::timeout};
 
-use super::credentials::{Credentials, CredentialsError};
+use super::credentials::{Credentials, CredentialsError, PATIENCE};
 use crate::transit;
 
 /// A registry's token has some kilobytes.
@@ -68,12 +68,24 @@ pub async fn google(
     if let Some(token) = variables("CLOUDSDK_AUTH_ACCESS_TOKEN") {
         return Ok(Some(password(token)));
     }
-    let mut command = Command::new("gcloud");
+    Ok(printed("gcloud", registry).await?.map(password))
+}
+
+/// The token that gcloud prints; `None` where there is no gcloud. One that does not answer in time is killed.
+async fn printed(gcloud: &str, registry: &str) -> Result<Option<String>, CredentialsError> {
+    let mut command = Command::new(gcloud);
     command.args(["auth", "print-access-token"]).stdin(Stdio::null()).kill_on_drop(true);
-    let Ok(answer) = command.output().await else { return Ok(None) };
+    let Ok(answer) = timeout(PATIENCE, command.output()).await else {
+        let seconds = PATIENCE.as_secs();
+        let why = format!(
+            "`gcloud auth print-access-token` gave no answer in {seconds} s and was ended; run it to see what it waits for"
+        );
+        return Err(wrong(registry, "gcloud", why));
+    };
+    let Ok(answer) = answer else { return Ok(None) };
     let token = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
     if answer.status.success() && !token.is_empty() {
-        return Ok(Some(password(token)));
+        return Ok(Some(token));
     }
     Err(wrong(registry, "gcloud", String::from_utf8_lossy(&answer.stderr).trim().to_owned()))
 }
@@ -128,6 +140,18 @@ mod tests {
         let refusal = r#"{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}"#;
         let error = exchange_at("401 Unauthorized", refusal).await.1.unwrap_err();
         assert!(error.contains("401") && error.contains("authentication required"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gcloud_that_hangs_is_ended_and_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let gcloud = directory.path().join("gcloud");
+        // A process of its own writes it: a file that this one holds open for writing could not be started.
+        let script = r#"printf '#!/bin/sh\nexec sleep 600\n' > "$0" && chmod +x "$0""#;
+        assert!(std::process::Command::new("sh").args(["-c", script]).arg(&gcloud).status().unwrap().success());
+        let error = printed(gcloud.to_str().unwrap(), "gcr.io").await.unwrap_err().to_string();
+        assert!(error.contains("gave no answer in 30 s and was ended"), "{error}");
+        assert!(printed("/nonexistent/gcloud", "gcr.io").await.unwrap().is_none());
     }
 
     #[tokio::test]

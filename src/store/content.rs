@@ -180,7 +180,7 @@ pub(super) async fn send(
         let (pass, files) = (Arc::clone(&pass), Arc::clone(&files));
         async move { pass.chunk(&files, index, at).await }
     });
-    let what = if dry { "Hashing files" } else { "Sending files" };
+    let what = if dry { "Hashing files" } else { "Hashing and sending files" };
     let passed = watched(passing, &pass.done, |done| report.progress(what, done.min(total), Some(total), Unit::Bytes)).await?;
     let mut sent = Sent::default();
     let mut passed = chunks.into_iter().zip(passed).peekable();

@@ -298,7 +298,7 @@ fn azurite_on_a_slow_line_shows_rate_and_time_left() {
     terminal.current_dir(far.sandbox.path("")).stdin(Stdio::null());
     let said = Sandbox::said(&mut terminal);
     assert_eq!(said.code, Some(0), "{}", said.stdout);
-    let shown = |part: &str| said.stdout.split('\r').any(|line| line.contains("Sending files") && line.contains(part));
+    let shown = |part: &str| said.stdout.split('\r').any(|line| line.contains("sending files") && line.contains(part));
     assert!(shown("MiB/s") && shown("/22.89 MiB") && (shown(" 1s") || shown(" 2s")), "{:?}", said.stdout);
 }
 
