@@ -92,6 +92,32 @@ fn what_is_not_gpt2s_is_named() {
     }
 }
 
+/// Without `tokenizer.json` nothing says the rules but the names.
+#[test]
+fn a_vocabulary_that_only_looks_like_gpt2s_is_named() {
+    let (directory, tokenizer) = saved();
+    let directory = directory.path();
+    remove(directory, &["tokenizer.json"]);
+    let whole = json_of(directory, "vocab.json");
+    for name in ["the</w>", "th@@"] {
+        let mut vocabulary = whole.clone();
+        let id = vocabulary.as_object_mut().unwrap().remove("the").unwrap();
+        vocabulary[name] = id;
+        put(directory, "vocab.json", vocabulary);
+        let message = load(directory).unwrap_err();
+        assert!(message.contains(&format!("`{name}` marks where a word ends")), "{message}");
+    }
+    put(directory, "vocab.json", whole);
+    let mut config = json_of(directory, "tokenizer_config.json");
+    config["tokenizer_class"] = json!("Qwen2Tokenizer");
+    put(directory, "tokenizer_config.json", &config);
+    let message = load(directory).unwrap_err();
+    assert!(message.contains("of Qwen2Tokenizer, which splits text in another way"), "{message}");
+    config["tokenizer_class"] = json!("RobertaTokenizer");
+    put(directory, "tokenizer_config.json", config);
+    assert_eq!(load(directory).unwrap().difference(&tokenizer), None);
+}
+
 /// Editors on Windows put a byte-order mark before a text; some write two bytes for each character.
 #[test]
 fn a_text_with_a_mark_is_the_text() {

@@ -36,6 +36,10 @@ const SENTENCEPIECE: &str = "a vocabulary of SentencePiece";
 const TIKTOKEN: &str = "a vocabulary of tiktoken";
 /// Bytes of the longest file that is read: GPT-2's have one million, those of a million tokens some thirty.
 const LONGEST: u64 = 64 << 20;
+/// The class of transformers whose vocabulary looks like GPT-2's, and which splits a text into other words before.
+const OTHER_RULES: &str = "Qwen2";
+/// The end of a token that ends a word, as CLIP's and the first GPT's, or that does not, as CTRL's.
+const WORD_MARKS: [&str; 2] = ["</w>", "@@"];
 /// The end of text of tokenizers that do not name theirs.
 const OTHER_END: &str = "</s>";
 
@@ -124,6 +128,7 @@ impl Name {
 #[derive(Default, Deserialize)]
 struct Config {
     eos_token: Option<Name>,
+    tokenizer_class: Option<String>,
     add_prefix_space: Option<bool>,
     #[serde(default)]
     added_tokens_decoder: FxHashMap<u32, Added>,
@@ -165,13 +170,7 @@ impl Tokenizer {
         }
         let has = |name| directory.join(name).exists();
         // The libraries take no other file where this one is, and it alone has the rules for text.
-        let base = if has(TOKENIZER) {
-            library_base(&directory.join(TOKENIZER))?
-        } else {
-            let path = directory.join(VOCABULARY);
-            let ids = required(&path)?;
-            Base { path, ids, pairs: None }
-        };
+        let base = if has(TOKENIZER) { library_base(&directory.join(TOKENIZER))? } else { old_base(directory)? };
         let added = added(directory)?;
         let refuse = |reason| DataError::Tokenizer { path: base.path.clone(), reason };
         let tokens = tokens(&base, &added).map_err(refuse)?;
@@ -284,6 +283,29 @@ fn end_of_text(directory: &Path, tokens: &[Vec<u8>], added: &[Special]) -> Resul
     let mut special = added.iter().filter(|token| token.special).map(|token| token.id);
     let only = special.next().filter(|_| special.next().is_none());
     Ok(of_model.or_else(|| id_of(OTHER_END)).or(only))
+}
+
+/// The vocabulary of a directory without `tokenizer.json`, whose rules only names tell.
+fn old_base(directory: &Path) -> Result<Base, DataError> {
+    let path = directory.join(VOCABULARY);
+    let ids: FxHashMap<String, usize> = required(&path)?;
+    let refuse = |what: String| DataError::Tokenizer {
+        path: path.clone(),
+        reason: format!("{what}, and only byte-level BPE, as GPT-2 has it, is read"),
+    };
+    let config: Config = optional(&directory.join(CONFIG))?.unwrap_or_default();
+    if let Some(class) = config.tokenizer_class.filter(|class| class.starts_with(OTHER_RULES)) {
+        return Err(refuse(format!("{CONFIG} says that it is of {class}, which splits text in another way")));
+    }
+    // GPT-2 has no token of letters and other signs together.
+    let marked = ids.keys().filter(|name| {
+        let mut word = WORD_MARKS.iter().filter_map(|mark| name.strip_suffix(mark));
+        word.any(|word| word.chars().next_back().is_some_and(char::is_alphabetic))
+    });
+    match marked.min() {
+        Some(name) => Err(refuse(format!("its token `{name}` marks where a word ends"))),
+        None => Ok(Base { path, ids, pairs: None }),
+    }
 }
 
 /// The vocabulary of a `tokenizer.json` that does what GPT-2's does.
