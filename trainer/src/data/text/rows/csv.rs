@@ -39,6 +39,10 @@ pub fn csv(
             last = position.clone();
         }
         since.set(0);
+        // A line of white space alone is an empty one, which the library passes over.
+        if record.len() == 1 && record[0].trim_ascii().is_empty() {
+            continue;
+        }
         let place = || format!("line {}", last.line());
         // As pandas reads them, fields that a row lacks are empty, and what has no name is too much. Only the text has to be there.
         let is_short = record.len() < columns.len();

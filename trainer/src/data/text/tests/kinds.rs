@@ -23,7 +23,7 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn files_are_what_their_content_is() {
     let folder = Folder::new();
-    let cases: [(&str, &[u8], &[&str]); 26] = [
+    let cases: [(&str, &[u8], &[&str]); 28] = [
         ("lines.json", b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", &["a", "b"]),
         ("list.json", b"[{\"text\": \"a\"}, {\"text\": \"b\"}]", &["a", "b"]),
         ("pretty-list.json", b" [\n  {\n \"text\": \"a]}\\\"\"\n }\n, {\"text\": \"b\", \"x\": [1, {}]}\n]\n", &["a]}\"", "b"]),
@@ -37,6 +37,8 @@ fn files_are_what_their_content_is() {
         ("bom.json", b"\xef\xbb\xbf[{\"text\": \"a\"}]", &["a"]),
         ("bom.csv", b"\xef\xbb\xbftext,id\na,1\n", &["a"]),
         ("cr.jsonl", b"{\"text\": \"a\"}\r\n\r\n{\"text\": \"b\"}\r\n", &["a", "b"]),
+        ("white.csv", b"id,text\n1,a\n  \t\n2,b\n \n", &["a", "b"]),
+        ("white-of-one.csv", b"text\na\n  \n b \n", &["a", " b "]),
         ("tabs.tsv", b"id\ttext\n1\ta, b\n", &["a, b"]),
         ("semicolons.csv", b"id;text\n1;\"a;b\"\n", &["a;b"]),
         ("bytes.csv", b"id,text\n\xff\xfe,a\n", &["a"]),
