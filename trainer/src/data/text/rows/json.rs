@@ -86,9 +86,27 @@ fn lines(table: &mut Table<'_>, mut content: Content, visit: &mut Visit<'_>) -> 
             content = before(following, content);
         }
         let text = text_of(table, row, &place());
-        table.row(text, place, visit)?;
+        // Looked for where one object was not found: as a rule there is one.
+        let rows = if text.is_err() { several(row) } else { None };
+        let Some(rows) = rows else {
+            table.row(text, place, visit)?;
+            continue;
+        };
+        for row in rows {
+            let text = text_of(table, row, &place());
+            table.row(text, place, visit)?;
+        }
     }
     Ok(())
+}
+
+/// The objects of a line that has more than one and nothing else: some programs write no line feed after an object.
+fn several(line: &[u8]) -> Option<Vec<&[u8]>> {
+    let (mut scan, mut found) = (Scan::new(line), Vec::new());
+    while scan.rest.trim_ascii_start().starts_with(b"{") {
+        found.push(scan.taken(|scan| scan.value().then_some(()))?);
+    }
+    (found.len() > 1 && scan.rest.trim_ascii().is_empty()).then_some(found)
 }
 
 /// The next line that is not empty, with the empty ones before it.

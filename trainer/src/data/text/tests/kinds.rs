@@ -23,7 +23,7 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn files_are_what_their_content_is() {
     let folder = Folder::new();
-    let cases: [(&str, &[u8], &[&str]); 28] = [
+    let cases: [(&str, &[u8], &[&str]); 30] = [
         ("lines.json", b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", &["a", "b"]),
         ("list.json", b"[{\"text\": \"a\"}, {\"text\": \"b\"}]", &["a", "b"]),
         ("pretty-list.json", b" [\n  {\n \"text\": \"a]}\\\"\"\n }\n, {\"text\": \"b\", \"x\": [1, {}]}\n]\n", &["a]}\"", "b"]),
@@ -37,6 +37,8 @@ fn files_are_what_their_content_is() {
         ("bom.json", b"\xef\xbb\xbf[{\"text\": \"a\"}]", &["a"]),
         ("bom.csv", b"\xef\xbb\xbftext,id\na,1\n", &["a"]),
         ("cr.jsonl", b"{\"text\": \"a\"}\r\n\r\n{\"text\": \"b\"}\r\n", &["a", "b"]),
+        ("old-mac.jsonl", b"{\"text\": \"a\"}\r{\"text\": \"b\"}\r", &["a", "b"]),
+        ("no-ends.jsonl", b"{\"text\": \"a\"}{\"text\": \"{}\"} {\"text\": \"b\"}\n\n{\"text\": \"c\"}", &["a", "{}", "b", "c"]),
         ("white.csv", b"id,text\n1,a\n  \t\n2,b\n \n", &["a", "b"]),
         ("white-of-one.csv", b"text\na\n  \n b \n", &["a", " b "]),
         ("tabs.tsv", b"id\ttext\n1\ta, b\n", &["a, b"]),
@@ -154,8 +156,15 @@ type BadRows<'a> = (&'a str, &'a [u8], u64, &'a str, &'a [&'a str]);
 #[test]
 fn bad_rows_are_left_out_where_that_is_wished() {
     let folder = Folder::new();
-    let cases: [BadRows<'_>; 9] = [
+    let cases: [BadRows<'_>; 10] = [
         ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
+        (
+            "r.jsonl",
+            b"{\"text\": \"a\"} {\"text\": 5}\n{\"text\": \"b\"} {\"text\"\n{\"text\": \"c\"}",
+            2,
+            "is not text in line 1",
+            &["a", "c"],
+        ),
         ("u.jsonl", b"{\"text\": \"\xff\"}\n{\"text\": \"b\"}", 1, "invalid UTF-8 byte in line 1", &["b"]),
         (
             "m.jsonl",
