@@ -177,6 +177,20 @@ fn parquet_files_that_swell_are_refused() {
     assert!(reason.contains("bytes cannot be so much text") && documents < 20, "{documents}: {reason}");
 }
 
+/// The library is compiled without the packer, so the footer of a file that is not packed says it.
+#[test]
+fn parquet_pages_of_a_rare_packer_are_named() {
+    let folder = Folder::new();
+    let whole = std::fs::read(folder.parquet("r.parquet", "text", &[Some("x")], Compression::UNCOMPRESSED)).unwrap();
+    let brotli = |place: &usize| {
+        let mut changed = whole.clone();
+        changed[*place] = 8;
+        let refused = read(&folder.file("brotli.parquet", changed), Some("text")).err().map(|error| error.to_string());
+        refused.is_some_and(|message| message.contains("whose pages are packed by Brotli; write it with zstd"))
+    };
+    assert_eq!((0..whole.len()).filter(brotli).count(), 1);
+}
+
 #[test]
 fn parquet_rows_are_documents_in_every_encoding() {
     let folder = Folder::new();

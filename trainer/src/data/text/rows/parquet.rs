@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::path::Path;
 
-use parquet::basic::Type;
+use parquet::basic::{Compression, Type};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
@@ -45,7 +45,12 @@ pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Res
     }
     let mut rows = Rows { table: &mut table, column: &columns[index], number: 0, bytes: 0, length };
     for group in 0..reader.num_row_groups() {
-        pages::check(&pages, reader.metadata().row_group(group).column(leaf)).map_err(|reason| structure(&reason))?;
+        let chunk = reader.metadata().row_group(group).column(leaf);
+        if let Some(packer) = unknown_packer(chunk.compression()) {
+            let what = format!("a parquet file whose pages are packed by {packer}");
+            return Err(DataError::OtherContent { path: path.to_owned(), what, fix: "write it with zstd" });
+        }
+        pages::check(&pages, chunk).map_err(|reason| structure(&reason))?;
         let pages = reader.get_row_group(group).and_then(|group| group.get_column_page_reader(leaf)).map_err(broken)?;
         let pages = Checked { pages, has_levels: descriptor.max_def_level() > 0, has_dictionary: false };
         rows.read(ColumnReaderImpl::new(descriptor.clone(), Box::new(pages)), visit)?;
@@ -55,6 +60,15 @@ pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Res
 
 fn malformed(path: &Path, place: String, reason: &dyn std::fmt::Display) -> DataError {
     DataError::Malformed { path: path.to_owned(), place, reason: reason.to_string() }
+}
+
+/// The packer that is compiled into no ftctl, because hardly a program packs with it.
+fn unknown_packer(compression: Compression) -> Option<&'static str> {
+    match compression {
+        Compression::BROTLI(_) => Some("Brotli"),
+        Compression::LZO => Some("LZO"),
+        _ => None,
+    }
 }
 
 /// The rows of a parquet file as they are read.
