@@ -124,7 +124,8 @@ fn kind(path: &Path, is_packed: bool, beginning: &[u8]) -> Kind {
 
 /// A comma, unless the header has none, and one of what stands for it where commas are in numbers.
 fn delimiter(beginning: &[u8]) -> u8 {
-    let header = beginning.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut lines = beginning.split(|byte| matches!(byte, b'\n' | b'\r'));
+    let header = lines.find(|line| !line.trim_ascii().is_empty()).unwrap_or_default();
     let mut is_quoted = false;
     let plain: Vec<u8> = header
         .iter()

@@ -23,7 +23,7 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn files_are_what_their_content_is() {
     let folder = Folder::new();
-    let cases: [(&str, &[u8], &[&str]); 30] = [
+    let cases: [(&str, &[u8], &[&str]); 32] = [
         ("lines.json", b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", &["a", "b"]),
         ("list.json", b"[{\"text\": \"a\"}, {\"text\": \"b\"}]", &["a", "b"]),
         ("pretty-list.json", b" [\n  {\n \"text\": \"a]}\\\"\"\n }\n, {\"text\": \"b\", \"x\": [1, {}]}\n]\n", &["a]}\"", "b"]),
@@ -40,8 +40,10 @@ fn files_are_what_their_content_is() {
         ("old-mac.jsonl", b"{\"text\": \"a\"}\r{\"text\": \"b\"}\r", &["a", "b"]),
         ("no-ends.jsonl", b"{\"text\": \"a\"}{\"text\": \"{}\"} {\"text\": \"b\"}\n\n{\"text\": \"c\"}", &["a", "{}", "b", "c"]),
         ("white.csv", b"id,text\n1,a\n  \t\n2,b\n \n", &["a", "b"]),
-        ("white-of-one.csv", b"text\na\n  \n b \n", &["a", " b "]),
+        ("white-of-one.csv", b"text\na\n  \n b \n\"\n\"\n", &["a", " b ", "\n"]),
         ("tabs.tsv", b"id\ttext\n1\ta, b\n", &["a, b"]),
+        ("old-mac.csv", b"text\ra;b\rc\td\r", &["a;b", "c\td"]),
+        ("blank-first.csv", b"\r\n\nid;text\n1;a, b\n", &["a, b"]),
         ("semicolons.csv", b"id;text\n1;\"a;b\"\n", &["a;b"]),
         ("bytes.csv", b"id,text\n\xff\xfe,a\n", &["a"]),
         ("bytes.jsonl", b"{\"text\": \"a\", \"raw\": \"\xff\"}", &["a"]),
