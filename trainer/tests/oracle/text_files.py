@@ -185,9 +185,11 @@ def csv_files():
     yield "one-other.csv", b"body\na\nb\n"
     yield "no-end.csv", b"text\na\nb"
     yield "cr.csv", b"text,id\ra,1\rb,2\r"
+    yield "cr-semicolons.csv", b"text\ra;b\rc\td\r"
     yield "blank-lines.csv", b"\ntext\n\na\n\n\nb\n\n"
     yield "white-lines.csv", b"text\na\n  \n\t\nb\n"
     yield "white-quoted.csv", b'text\n"  "\na\n'
+    yield "line-ends-quoted.csv", b'text\n"\n"\na\n" \r\n "\n'
     yield "blank-lines-of-two.csv", b"text,id\n\na,1\n  \nb,2\n\n"
     yield "empty-fields.csv", b'text,id\n,1\n"",2\na,3\n'
     yield "only-empty.csv", b'text\n""\na\n'
