@@ -5,21 +5,21 @@ use crate::job::foreign::{
     ACCUMULATION, Flag, MICRO_BATCH,
     Meaning::*,
     OTHER_OPTIMIZER, OTHER_SCHEDULE, OWN_KERNELS,
-    Setting::{Word as W, Yes},
+    Setting::{self, Word as W, Yes},
     TRACKERS,
 };
 
 const MAPPED: &str = "what lies in files is mapped into memory, in the run's own directory";
 const OWN_SHARDS: &str = "how shards are exchanged is the trainer's own affair";
+const BF16: &[(&str, Setting)] = &[("train.precision", W("bf16"))];
+const FP16: &[(&str, Setting)] = &[("train.precision", W("fp16"))];
+const ONE_DEVICE: &str = "a model is on one device here";
 const IN_FLOAT32: &str = "weights, gradients and what the optimizer remembers are in float32 here";
 
 /// A name that ends with a dot stands for all keys below it, which are taken as one. What has `enabled = false` is left alone.
 pub(super) const KEYS: &[Flag] = &[
-    Flag { names: &["fp16.enabled"], meaning: Choice(&[("true", &[("train.precision", W("fp16"))]), ("false", &[])]) },
-    Flag {
-        names: &["bf16.enabled", "bfloat16.enabled"],
-        meaning: Choice(&[("true", &[("train.precision", W("bf16"))]), ("false", &[])]),
-    },
+    Flag { names: &["fp16.enabled"], meaning: Choice(&[("true", FP16), ("false", &[])]) },
+    Flag { names: &["bf16.enabled", "bfloat16.enabled"], meaning: Choice(&[("true", BF16), ("false", &[])]) },
     Flag { names: &["fp16.loss_scale"], meaning: Special(loss_scale) },
     Flag { names: &["fp16.loss_scale_window"], meaning: Whole("train.loss_scaling.growth_interval") },
     Flag { names: &["fp16.hysteresis"], meaning: Whole("train.loss_scaling.hysteresis") },
@@ -36,17 +36,21 @@ pub(super) const KEYS: &[Flag] = &[
             "bf16.bf16_master_weights_and_grads",
             "bf16.bf16_optimizer_states",
             "bf16.immediate_grad_update",
+            "bfloat16.bf16_master_weights_and_grads",
+            "bfloat16.bf16_optimizer_states",
+            "bfloat16.immediate_grad_update",
         ],
         meaning: Only(&["false"], IN_FLOAT32),
     },
     Flag {
-        names: &["bf16.check_grad_overflow", "bf16.check_overflow"],
+        names: &["bf16.check_grad_overflow", "bfloat16.check_grad_overflow", "bf16.check_overflow"],
         meaning: Nothing("train.non_finite says what happens then"),
     },
     Flag {
         names: &["data_types.grad_accum_dtype", "data_types.param_dtype", "data_types.buffer_dtype"],
-        meaning: Only(&["fp32", "float32"], IN_FLOAT32),
+        meaning: Only(&["fp32", "float32", "float", "torch.float32"], IN_FLOAT32),
     },
+    Flag { names: &["data_types.keep_in_fp32_modules."], meaning: Nothing(IN_FLOAT32) },
     Flag { names: &["amp.enabled"], meaning: Choice(&[("true", APEX)]) },
     Flag { names: &["amp.opt_level"], meaning: Only(&["O1"], "products alone are in half precision here; give O1") },
     Flag { names: &["amp.loss_scale"], meaning: Only(&["dynamic"], "the scale moves with opt_level O1 here; give dynamic") },
@@ -54,9 +58,17 @@ pub(super) const KEYS: &[Flag] = &[
     Flag {
         names: &["torch_autocast.dtype"],
         meaning: Choice(&[
-            ("bfloat16", &[("train.precision", W("bf16"))]),
-            ("float16", &[("train.precision", W("fp16"))]),
+            ("bfloat16", BF16),
+            ("bf16", BF16),
+            ("torch.bfloat16", BF16),
+            ("float16", FP16),
+            ("fp16", FP16),
+            ("half", FP16),
+            ("torch.float16", FP16),
             ("float32", &[]),
+            ("fp32", &[]),
+            ("float", &[]),
+            ("torch.float32", &[]),
         ]),
     },
     Flag { names: &["torch_autocast.lower_precision_safe_modules."], meaning: Nothing("the matrix products have the narrow type") },
@@ -76,6 +88,8 @@ pub(super) const KEYS: &[Flag] = &[
     Flag { names: &["zero_optimization", "zero_optimization.stage"], meaning: Special(stage) },
     Flag {
         names: &[
+            "allgather_size",
+            "zero_optimization.parameter_alignment",
             "zero_optimization.use_multi_rank_bucket_allreduce",
             "zero_optimization.load_from_fp32_weights",
             "zero_optimization.elastic_checkpoint",
@@ -100,8 +114,11 @@ pub(super) const KEYS: &[Flag] = &[
             "zero_optimization.stage3_model_persistence_threshold",
             "zero_optimization.model_persistence_threshold",
             "zero_optimization.stage3_module_granularity_threshold",
+            "zero_optimization.module_granularity_threshold",
             "zero_optimization.stage3_use_all_reduce_for_fetch_params",
+            "zero_optimization.use_all_reduce_for_fetch_params",
             "zero_optimization.stage3_allgather_sequential",
+            "zero_optimization.allgather_sequential",
             "zero_optimization.cpu_offload_use_pin_memory",
             "zero_optimization.offload_optimizer.ratio",
             "zero_optimization.offload_optimizer.pipeline_read",
@@ -118,10 +135,15 @@ pub(super) const KEYS: &[Flag] = &[
             "zero_optimization.offload_param.pin_memory",
             "zero_optimization.sub_group_size",
             "zero_optimization.stage3_max_live_parameters",
+            "zero_optimization.max_live_parameters",
             "zero_optimization.stage3_max_reuse_distance",
+            "zero_optimization.max_reuse_distance",
             "zero_optimization.stage3_prefetch_bucket_size",
+            "zero_optimization.prefetch_bucket_size",
             "zero_optimization.stage3_param_persistence_threshold",
+            "zero_optimization.param_persistence_threshold",
             "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+            "zero_optimization.gather_16bit_weights_on_model_save",
             "zero_optimization.stage3_gather_fp16_weights_on_model_save",
         ],
         meaning: Nothing(OWN_SHARDS),
@@ -139,6 +161,7 @@ pub(super) const KEYS: &[Flag] = &[
         ],
         meaning: Nothing(MAPPED),
     },
+    Flag { names: &["zero_optimization.compute_grad_norm"], meaning: Nothing("the norm of the gradients is always computed here") },
     Flag {
         names: &["zero_optimization.zenflow."],
         meaning: Refused("every gradient counts in its own step here, whatever its size"),
@@ -150,6 +173,9 @@ pub(super) const KEYS: &[Flag] = &[
         names: &[
             "optimizer.params.torch_adam",
             "optimizer.params.fused",
+            "optimizer.params.foreach",
+            "optimizer.params.capturable",
+            "optimizer.params.differentiable",
             "optimizer.params.set_grad_none",
             "optimizer.legacy_fusion",
         ],
@@ -163,6 +189,11 @@ pub(super) const KEYS: &[Flag] = &[
     Flag {
         names: &["optimizer.params.amsgrad"],
         meaning: Only(&["false"], "no largest second moment is remembered here; give false"),
+    },
+    Flag { names: &["optimizer.params.maximize"], meaning: Only(&["false"], "the loss falls here; give false") },
+    Flag {
+        names: &["optimizer.params.decoupled_weight_decay"],
+        meaning: Only(&["false"], "it makes AdamW of Adam, as adam_w_mode does; give that"),
     },
     Flag { names: &["optimizer.params.max_grad_norm"], meaning: Refused("DeepSpeed refuses it, too; give gradient_clipping") },
     Flag {
@@ -184,6 +215,9 @@ pub(super) const KEYS: &[Flag] = &[
             "optimizer.params.muon_lr",
             "optimizer.params.adam_lr",
             "optimizer.params.ns_method",
+            "optimizer.params.eps_inside_sqrt",
+            "optimizer.params.initial_accumulator_value",
+            "optimizer.params.lr_decay",
         ],
         meaning: Refused(OTHER_OPTIMIZER),
     },
@@ -247,7 +281,6 @@ pub(super) const KEYS: &[Flag] = &[
         names: &[
             "communication_data_type",
             "seq_parallel_communication_data_type",
-            "gradient_allreduce_op",
             "prescale_gradients",
             "gradient_predivide_factor",
             "sparse_gradients",
@@ -257,7 +290,11 @@ pub(super) const KEYS: &[Flag] = &[
             "ddp_bf16",
             "pipeline.",
         ],
-        meaning: Nothing("one process adds nothing up with others"),
+        meaning: Nothing("the gradients of all processes are added up in float32, and divided by their number, here"),
+    },
+    Flag {
+        names: &["gradient_allreduce_op"],
+        meaning: Only(&["mean"], "gradients are the mean over all processes here; give mean"),
     },
     Flag {
         names: &["activation_checkpointing."],
@@ -268,9 +305,17 @@ pub(super) const KEYS: &[Flag] = &[
         meaning: Nothing("checkpoints are written beside the training, each whole, and a run goes on from its newest by itself"),
     },
     Flag {
-        names: &["compile.", "graph_harvesting", "hybrid_engine.", "dataloader_drop_last", "managed_gradient_accumulation"],
+        names: &[
+            "compile.",
+            "graph_harvesting",
+            "hybrid_engine.",
+            "dataloader_drop_last",
+            "managed_gradient_accumulation",
+            "disable_python_gc",
+        ],
         meaning: Nothing(OWN_KERNELS),
     },
+    Flag { names: &["vocabulary_size"], meaning: Nothing("DeepSpeed only warns of one that is no multiple of 8") },
     Flag { names: &["eigenvalue."], meaning: Nothing("it serves quantisation, which is refused by its own keys") },
     Flag {
         names: &["autotuning."],
@@ -287,8 +332,6 @@ pub(super) const KEYS: &[Flag] = &[
         names: &["quantize_training.", "compression_training.", "weight_quantization."],
         meaning: Refused("weights are trained and kept in float32 here"),
     },
-    Flag {
-        names: &["tensor_parallel.", "expert_parallel.", "sequence_parallel_size", "moe."],
-        meaning: Refused("a model is on one device here"),
-    },
+    Flag { names: &["tensor_parallel.", "expert_parallel.", "moe."], meaning: Refused(ONE_DEVICE) },
+    Flag { names: &["sequence_parallel_size"], meaning: Only(&["1"], ONE_DEVICE) },
 ];

@@ -22,6 +22,7 @@ const LEAST: &str = "train.loss_scaling.minimum";
 const MOST: &str = "train.loss_scaling.maximum";
 // What stands in a job only until all keys are known: no settings.
 const POWER: &str = "scale_power";
+const LEAST_RATE: &str = "train.min_learning_rate";
 const TOTAL: &str = "total_steps";
 const COUPLED: &str = "coupled_decay";
 
@@ -43,7 +44,7 @@ pub(super) fn apply(job: &mut Job) {
 }
 
 /// The values that DeepSpeed takes where a section is there and lacks a key; the flags do not count then. Its own AdamW and Adam
-/// have one default of weight decay.
+/// have one default of weight decay. `WarmupLR` has no peak of its own and takes the optimizer's.
 const ABSENT: [(&str, &str, f64); 8] = [
     ("/optimizer", "optimizer.params.lr", 1e-3),
     ("/optimizer", "optimizer.params.betas.0", 0.9),
@@ -52,7 +53,7 @@ const ABSENT: [(&str, &str, f64); 8] = [
     ("/optimizer", "optimizer.params.weight_decay", 0.0),
     ("/scheduler", "scheduler.params.warmup_max_lr", 1e-3),
     ("/scheduler", "scheduler.params.warmup_min_lr", 0.0),
-    ("", "gradient_clipping", 0.0),
+    ("", "gradient_clipping", 1.0),
 ];
 /// The weight decay of torch's own AdamW, which `torch_adam` asks for.
 const TORCH_DECAY: f64 = 0.01;
@@ -62,11 +63,16 @@ fn fill(job: &mut Job, flags: &Job, config: &Value) {
     let is_adamw = config["optimizer"]["type"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("AdamW"));
     let is_torchs =
         param("torch_adam") == Some(&Value::Bool(true)) && (is_adamw || param("adam_w_mode") != Some(&Value::Bool(false)));
+    let is_there = |pointer: &str| config.pointer(pointer).is_some_and(|value| !value.is_null());
+    let has_optimizers_peak = is(config, "/scheduler/type", WARMUP) && !is_there("/scheduler/params/warmup_max_lr");
     for (section, path, usual) in ABSENT {
-        let is_there = |pointer: &str| config.pointer(pointer).is_some_and(|value| !value.is_null());
         let whole = format!("/{}", path.trim_end_matches(".0").trim_end_matches(".1").replace('.', "/"));
-        // The scheduler writes its rate over the optimizer's.
-        let is_overwritten = path == "optimizer.params.lr" && is_there("/scheduler");
+        let is_overwritten = match path {
+            // The scheduler writes its rate over the optimizer's.
+            "optimizer.params.lr" => is_there("/scheduler") && !has_optimizers_peak,
+            "scheduler.params.warmup_max_lr" => has_optimizers_peak,
+            _ => false,
+        };
         if !is_there(section) || is_there(&whole) || is_overwritten {
             continue;
         }
@@ -75,6 +81,9 @@ fn fill(job: &mut Job, flags: &Job, config: &Value) {
         let shown = format!("ds_config {path}");
         if let Err(problem) = job.apply(&shown, &key.meaning, &number.to_string()) {
             job.problems.push(format!("{shown}: {problem}"));
+        } else if path == "gradient_clipping" {
+            let why = "it is not there, so DeepSpeed takes 1 since version 0.19.3; before that it did not clip, as with train.clip_norm = 0";
+            job.note(&shown, why);
         } else if let Some(said) = without_config(flags, &key.meaning).filter(|said| said.to_bits() != number.to_bits()) {
             job.note(
                 &shown,
@@ -82,19 +91,33 @@ fn fill(job: &mut Job, flags: &Job, config: &Value) {
             );
         }
     }
+    if has_optimizers_peak {
+        let why = "it is not there, so DeepSpeed takes the optimizer's lr; versions before 0.17.2 took 0.001";
+        job.note("ds_config scheduler.params.warmup_max_lr", why);
+    }
+}
+
+/// Whether this word stands in the configuration.
+fn is(config: &Value, pointer: &str, word: &str) -> bool {
+    config.pointer(pointer).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word))
 }
 
 /// Settles what two keys say together, in either order.
 fn settle(job: &mut Job, config: &Value) {
-    let is =
-        |path: &str, word: &str| config.pointer(path).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word));
+    let is = |pointer: &str, word: &str| is(config, pointer, word);
     loss_scales(job);
-    if job.values.remove(COUPLED).is_some() && job.number("train.weight_decay").is_none_or(|decay| decay != 0.0) {
+    // DeepSpeed's AdamW is that with `adam_w_mode` off, too.
+    let is_coupled = job.values.remove(COUPLED).is_some() && !is("/optimizer/type", "AdamW");
+    if is_coupled && job.number("train.weight_decay").is_none_or(|decay| decay != 0.0) {
         let problem = "weights decay apart from the gradient here; give true, or no weight_decay, where both are one";
         job.problems.push(format!("ds_config optimizer.params.adam_w_mode: {problem}"));
     }
     if ["cpu", "nvme"].iter().any(|place| is("/zero_optimization/offload_param/device", place)) {
         job.set("train.offload", "model");
+    }
+    if config.pointer("/torch_autocast/enabled") == Some(&Value::Bool(true)) && config.pointer("/torch_autocast/dtype").is_none() {
+        let problem = "without dtype torch takes float16 on a GPU, and bfloat16 on a processor; give dtype";
+        job.problems.push(format!("ds_config torch_autocast: {problem}"));
     }
     batch(job, config);
     let total = job.values.remove(TOTAL).as_ref().and_then(super::as_number);
@@ -107,7 +130,7 @@ fn settle(job: &mut Job, config: &Value) {
         job.set("train.schedule", "warmup-lr-linear");
     }
     if decays {
-        decay(job, is_linear, total);
+        decay(job, config, total);
     }
     // The scheduler writes its rate over the optimizer's.
     if let Some(peak) = config.pointer("/scheduler/params/warmup_max_lr").and_then(Value::as_f64) {
@@ -123,21 +146,28 @@ fn settle(job: &mut Job, config: &Value) {
     }
 }
 
-/// WarmupDecayLR is the linear schedule, when its warm-up is linear and its end that of the run.
-fn decay(job: &mut Job, is_linear: bool, total: Option<f64>) {
+/// WarmupDecayLR is the linear schedule, when its warm-up is linear and its end that of the run. It falls to where it began, and a
+/// warm-up is at least 2.
+fn decay(job: &mut Job, config: &Value, total: Option<f64>) {
     const SHOWN: &str = "ds_config scheduler.params";
-    if !is_linear {
+    if !is(config, "/scheduler/params/warmup_type", LINEAR) {
         let problem = "its warm-up rises with the logarithm of the step, and no schedule here does that and falls afterwards; give \
                        \"linear\", or take the scheduler out and give --lr_scheduler_type linear";
         job.problems.push(format!("{SHOWN}.warmup_type: {problem}"));
     }
+    if let Some(start) = config.pointer("/scheduler/params/warmup_min_lr").and_then(Value::as_f64) {
+        job.set_if_positive(LEAST_RATE, start);
+    }
+    if matches!(job.number("train.warmup_steps"), Some(1.0..2.0)) {
+        job.set("train.warmup_steps", 2);
+    }
     match (total, job.number("train.steps")) {
         (Some(total), Some(steps)) if (total - steps).abs() > 0.5 => {
             job.problems
-                .push(format!("{SHOWN}.total_num_steps: {total} is not the run's {steps}, at whose end the rate is 0 here"));
+                .push(format!("{SHOWN}.total_num_steps: {total} is not the run's {steps}, at whose end the rate has fallen here"));
         }
         (Some(_), None) => {
-            job.note(&format!("{SHOWN}.total_num_steps"), "the rate is 0 at the end of the run, however long that is");
+            job.note(&format!("{SHOWN}.total_num_steps"), "the rate has fallen at the end of the run, however long that is");
         }
         _ => {}
     }
@@ -211,6 +241,9 @@ fn walk(job: &mut Job, flags: &Job, path: &str, value: &Value) {
         }
         Value::Null => {}
         Value::String(auto) if auto == "auto" => {}
+        // A section may be turned off, or named, by a single word.
+        Value::Bool(false) if find(&section).is_some() => {}
+        _ if find(&section).is_some() && find(path).is_none() => leaf(job, flags, &section, ""),
         value => leaf(job, flags, path, &wording::value(value)),
     }
 }

@@ -179,7 +179,9 @@ fn adam_of_deepspeed_is_adamw() {
     let written = with_config("", &adam("0.1", "").replace("Adam", "AdamW")).0;
     assert_eq!(found, written);
     assert_eq!(with_config("", &adam("0.1", r#", "adam_w_mode": true, "torch_adam": true"#)).0, found);
-    let apart = refused_config("", &adam("0.1", r#", "adam_w_mode": false"#));
+    let off = r#", "adam_w_mode": false"#;
+    assert_eq!(with_config("", &adam("0.1", off).replace("Adam", "AdamW")).0, found, "its AdamW is not told otherwise");
+    let apart = refused_config("", &adam("0.1", off));
     assert!(apart.contains("optimizer.params.adam_w_mode: weights decay apart from the gradient here"), "{apart}");
     assert_eq!(
         with_config("", &adam("0", r#", "adam_w_mode": false"#)).0,
@@ -259,10 +261,24 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
     let (found, _) =
         with_config(flags, &optimizer(r#", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}"#));
     assert_eq!((found.learning_rate, found.betas, found.epsilon), (3e-4, [0.9, 0.95], 1e-6));
-    let (found, notes) = with_config(flags, r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}}"#);
-    assert_eq!((found.learning_rate, found.weight_decay, found.clip_norm), (1e-3, 0.1, 0.0));
-    tells(&notes, "ds_config gradient_clipping: it is not there, so DeepSpeed takes 0 and not 2");
+    let linear = r#""warmup_num_steps": 9, "warmup_type": "linear", "total_num_steps": 50"#;
+    let schedule = |kind: &str, params: &str| format!(r#""scheduler": {{"type": "{kind}", "params": {{{params}}}}}"#);
+    let decays = schedule("WarmupDecayLR", linear);
+    let (found, notes) = with_config(&format!("{flags} --max_steps 50"), &format!("{{{decays}}}"));
+    assert_eq!((found.learning_rate, found.weight_decay, found.clip_norm), (1e-3, 0.1, 1.0));
+    tells(&notes, "ds_config gradient_clipping: it is not there, so DeepSpeed takes 1 since version 0.19.3; before that");
     tells(&notes, "ds_config scheduler.params.warmup_max_lr: it is not there, so DeepSpeed takes 0.001");
+    // `WarmupLR` takes the rate of the optimizer, which has its own default.
+    let warms = schedule("WarmupLR", r#""warmup_num_steps": 9"#);
+    for (optimizer, rate) in [
+        ("", 3e-4),
+        (r#""optimizer": {"type": "AdamW"},"#, 1e-3),
+        (r#""optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},"#, 2e-3),
+    ] {
+        let (found, notes) = with_config(flags, &format!("{{{optimizer} {warms}}}"));
+        assert_eq!((found.learning_rate,), (rate,), "{optimizer}");
+        tells(&notes, "ds_config scheduler.params.warmup_max_lr: it is not there, so DeepSpeed takes the optimizer's lr");
+    }
 }
 
 #[test]
@@ -271,21 +287,42 @@ fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     let (found, notes) =
         with_config("--max_steps 100", &decay(r#", "warmup_type": "linear", "total_num_steps": 100, "warmup_max_lr": 1e-3"#));
     assert_eq!((found.schedule, found.warmup_steps), (Schedule::Linear, 9.into()));
+    let ends = r#", "warmup_type": "linear", "warmup_min_lr": 1e-5"#;
+    let (above, _) = with_config("--max_steps 100", &decay(ends).replace('9', "1"));
+    assert_eq!((above.warmup_learning_rate, above.min_learning_rate), (1e-5, 1e-5), "it falls to where it began");
+    assert_eq!(above.warmup_steps, 2.into(), "DeepSpeed's least");
     tells(&notes, "ds_config scheduler: DeepSpeed's rates come one step later");
     assert!(refused_config("", &decay("")).contains("warmup_type: its warm-up rises with the logarithm"));
     let other = refused_config("--max_steps 50", &decay(r#", "warmup_type": "linear", "total_num_steps": 100"#));
     assert!(other.contains("total_num_steps: 100 is not the run's 50"), "{other}");
 
-    let off = r#"{"curriculum_learning": {"enabled": false, "x": 1}, "flops_profiler": {"enabled": false}, "amp": {"enabled": false, "opt_level": "O3"}}"#;
-    assert_eq!(with_config("", off).0, train("--max_grad_norm 0"));
+    let off = r#"{"curriculum_learning": {"enabled": false, "x": 1}, "flops_profiler": {"enabled": false}, "amp": {"enabled": false, "opt_level": "O3"},
+        "elasticity": false, "pipeline": true}"#;
+    assert_eq!(with_config("", off).0, train(""));
     let (found, notes) =
         with_config("", r#"{"aio": {"block_size": 1e6}, "comms_logger": {"enabled": true, "prof_ops": ["a"]}, "compile": null}"#);
-    assert_eq!(found, train("--max_grad_norm 0"));
+    assert_eq!(found, train(""));
     tells(&notes, "ds_config aio: what lies in files is mapped");
+    assert!(refused_config("", r#"{"autotuning": true}"#).contains("ds_config autotuning: it would choose other batches"));
+    let sum = refused_config(
+        "",
+        r#"{"gradient_allreduce_op": "sum", "sequence_parallel_size": 2, "data_types": {"keep_in_fp32_modules": ["x"]}}"#,
+    );
+    assert!(
+        sum.contains("ds_config gradient_allreduce_op: gradients are the mean")
+            && sum.contains("sequence_parallel_size: a model is")
+    );
+    assert_eq!(sum.lines().count(), 3, "{sum}");
+    assert_eq!(with_config("", r#"{"gradient_allreduce_op": "mean", "sequence_parallel_size": 1}"#).0, train(""));
     tells(&notes, "ds_config comms_logger: the trainer has its own log");
-    let (found, _) =
-        with_config("", r#"{"torch_autocast": {"enabled": true, "dtype": "bfloat16", "lower_precision_safe_modules": ["x"]}}"#);
-    assert_eq!(found.precision, Precision::Bf16);
+    assert!(refused_config("", r#"{"torch_autocast": {"enabled": true}}"#).contains("without dtype torch takes float16"));
+    for (dtype, precision) in
+        [("bfloat16", Precision::Bf16), ("torch.bfloat16", Precision::Bf16), ("half", Precision::Fp16), ("float", Precision::Fp32)]
+    {
+        let config =
+            format!(r#"{{"torch_autocast": {{"enabled": true, "dtype": "{dtype}", "lower_precision_safe_modules": ["x"]}}}}"#);
+        assert_eq!(with_config("", &config).0.precision, precision, "{dtype}");
+    }
     let inline = job(&format!("{SMALL} --deepspeed '{{\"bf16\": {{\"enabled\": true}}}}'")).train;
     assert_eq!(inline.precision, Precision::Bf16, "its text may stand in the place of the file");
 }

@@ -1,6 +1,6 @@
 //! Every flag of the programs has a place in a table: translated, noted, or refused for a reason. The names are those of run_clm.py
 //! of transformers 4.57, of fairseq's last version (2025) and of DeepSpeed 0.19's documentation and configuration classes; those of
-//! `TrainingArguments` are asked of the installed package (trainer/tests/oracle/flags.py).
+//! `TrainingArguments` and DeepSpeed's are asked of the installed packages, too (trainer/tests/oracle/flags.py, deepspeed_keys.py).
 
 use super::*;
 
@@ -73,7 +73,7 @@ const DEEPSPEED: &[(&str, &str)] = &[
          seq_parallel_communication_data_type gradient_allreduce_op prescale_gradients gradient_predivide_factor sparse_gradients \
          disable_allgather gradient_clipping zero_allow_untested_optimizer zero_force_ds_cpu_optimizer steps_per_print wall_clock_breakdown \
          memory_breakdown dump_state log_level dataloader_drop_last graph_harvesting use_data_before_expert_parallelism \
-         data_parallel_group ddp_bf16 zero_optimization",
+         data_parallel_group ddp_bf16 zero_optimization allgather_size disable_python_gc sequence_parallel_size vocabulary_size",
     ),
     (
         "optimizer",
@@ -81,7 +81,9 @@ const DEEPSPEED: &[(&str, &str)] = &[
          params.bias_correction params.amsgrad params.fp32_optimizer_states params.max_grad_norm params.freeze_step params.cuda_aware \
          params.comm_backend_name params.var_freeze_step params.var_update_scaler params.local_step_scaler params.local_step_clipper \
          params.max_coeff params.min_coeff params.coeff_beta params.factor_max params.factor_min params.factor_threshold params.momentum \
-         params.muon_lr params.adam_lr params.ns_method legacy_fusion",
+         params.muon_lr params.adam_lr params.ns_method params.fused params.foreach params.capturable params.differentiable params.maximize \
+         params.decoupled_weight_decay params.eps_inside_sqrt params.initial_accumulator_value params.lr_decay params.set_grad_none \
+         legacy_fusion",
     ),
     (
         "scheduler",
@@ -98,10 +100,10 @@ const DEEPSPEED: &[(&str, &str)] = &[
          fp16_master_weights_and_grads",
     ),
     ("bf16", "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"),
-    ("bfloat16", "enabled"),
+    ("bfloat16", "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"),
     ("amp", "enabled opt_level loss_scale"),
     ("torch_autocast", "enabled dtype lower_precision_safe_modules"),
-    ("data_types", "grad_accum_dtype param_dtype buffer_dtype"),
+    ("data_types", "grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules"),
     (
         "zero_optimization",
         "stage allgather_partitions allgather_bucket_size overlap_comm reduce_scatter reduce_bucket_size contiguous_gradients \
@@ -112,7 +114,9 @@ const DEEPSPEED: &[(&str, &str)] = &[
          stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters legacy_stage1 zero_hpz_partition_size \
          zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param.err_beta mics_shard_size \
          mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
-         log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory leaf_module.classes zenflow.topk_ratio",
+         log_trace_cache_warnings enable_sanity_checks max_live_parameters max_reuse_distance prefetch_bucket_size \
+         param_persistence_threshold gather_16bit_weights_on_model_save module_granularity_threshold use_all_reduce_for_fetch_params \
+         allgather_sequential parameter_alignment compute_grad_norm save_muon_momentum_buffer_in_memory leaf_module.classes zenflow.topk_ratio",
     ),
     (
         "zero_optimization.offload_optimizer",
