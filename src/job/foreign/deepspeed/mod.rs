@@ -82,7 +82,7 @@ fn fill(job: &mut Job, flags: &Job, config: &Value) {
         if let Err(problem) = job.apply(&shown, &key.meaning, &number.to_string()) {
             job.problems.push(format!("{shown}: {problem}"));
         } else if path == "gradient_clipping" {
-            let why = "it is not there, so DeepSpeed takes 1 since version 0.19.3; before that it did not clip, as with train.clip_norm = 0";
+            let why = "it is not there, so DeepSpeed takes 1 since version 0.19.3; before that it did not clip (clip_norm = 0)";
             job.note(&shown, why);
         } else if let Some(said) = without_config(flags, &key.meaning).filter(|said| said.to_bits() != number.to_bits()) {
             job.note(

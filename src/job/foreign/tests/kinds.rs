@@ -296,8 +296,8 @@ fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     let other = refused_config("--max_steps 50", &decay(r#", "warmup_type": "linear", "total_num_steps": 100"#));
     assert!(other.contains("total_num_steps: 100 is not the run's 50"), "{other}");
 
-    let off = r#"{"curriculum_learning": {"enabled": false, "x": 1}, "flops_profiler": {"enabled": false}, "amp": {"enabled": false, "opt_level": "O3"},
-        "elasticity": false, "pipeline": true}"#;
+    let off = r#"{"curriculum_learning": {"enabled": false, "x": 1}, "flops_profiler": {"enabled": false},
+        "amp": {"enabled": false, "opt_level": "O3"}, "elasticity": false, "pipeline": true}"#;
     assert_eq!(with_config("", off).0, train(""));
     let (found, notes) =
         with_config("", r#"{"aio": {"block_size": 1e6}, "comms_logger": {"enabled": true, "prof_ops": ["a"]}, "compile": null}"#);

@@ -81,9 +81,9 @@ const DEEPSPEED: &[(&str, &str)] = &[
          params.bias_correction params.amsgrad params.fp32_optimizer_states params.max_grad_norm params.freeze_step params.cuda_aware \
          params.comm_backend_name params.var_freeze_step params.var_update_scaler params.local_step_scaler params.local_step_clipper \
          params.max_coeff params.min_coeff params.coeff_beta params.factor_max params.factor_min params.factor_threshold params.momentum \
-         params.muon_lr params.adam_lr params.ns_method params.fused params.foreach params.capturable params.differentiable params.maximize \
-         params.decoupled_weight_decay params.eps_inside_sqrt params.initial_accumulator_value params.lr_decay params.set_grad_none \
-         legacy_fusion",
+         params.muon_lr params.adam_lr params.ns_method params.fused params.foreach params.capturable params.differentiable \
+         params.maximize params.decoupled_weight_decay params.eps_inside_sqrt params.initial_accumulator_value params.lr_decay \
+         params.set_grad_none legacy_fusion",
     ),
     (
         "scheduler",
@@ -115,8 +115,9 @@ const DEEPSPEED: &[(&str, &str)] = &[
          zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param.err_beta mics_shard_size \
          mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
          log_trace_cache_warnings enable_sanity_checks max_live_parameters max_reuse_distance prefetch_bucket_size \
-         param_persistence_threshold gather_16bit_weights_on_model_save module_granularity_threshold use_all_reduce_for_fetch_params \
-         allgather_sequential parameter_alignment compute_grad_norm save_muon_momentum_buffer_in_memory leaf_module.classes zenflow.topk_ratio",
+         param_persistence_threshold gather_16bit_weights_on_model_save module_granularity_threshold \
+         use_all_reduce_for_fetch_params allgather_sequential parameter_alignment compute_grad_norm \
+         save_muon_momentum_buffer_in_memory leaf_module.classes zenflow.topk_ratio",
     ),
     (
         "zero_optimization.offload_optimizer",
