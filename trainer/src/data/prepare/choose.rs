@@ -65,6 +65,9 @@ pub fn survey(
         if findings.is_json_lines {
             remarks.json_lines.get_or_insert_with(|| path.display().to_string());
         }
+        if findings.has_carriage_returns {
+            remarks.carriage_returns.get_or_insert_with(|| path.display().to_string());
+        }
         remarks.first_row = remarks.first_row.take().or(findings.first);
         *done += if length == u64::MAX { read } else { length };
         report(*done);

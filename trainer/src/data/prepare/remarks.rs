@@ -25,6 +25,9 @@ pub struct Remarks {
     /// The first text file whose lines are JSON objects, which became text with their braces and names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_lines: Option<String>,
+    /// The first text file whose lines end with CR and LF.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carriage_returns: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
     /// A vocabulary that the text was too short for.
@@ -76,6 +79,12 @@ impl Remarks {
                  document"
             )
         });
+        let carriage_returns = self.carriage_returns.as_ref().map(|file| {
+            format!(
+                "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads them as LF alone: run dos2unix on \
+                 the file to train on that"
+            )
+        });
         let literal = self.literal.iter().map(|(token, count)| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
             format!(
@@ -89,6 +98,6 @@ impl Remarks {
                  would make one"
             )
         });
-        rows.into_iter().chain(short).chain(json_lines).chain(literal).chain(vocabulary).collect()
+        rows.into_iter().chain(short).chain(json_lines).chain(carriage_returns).chain(literal).chain(vocabulary).collect()
     }
 }

@@ -133,6 +133,22 @@ fn json_lines_by_another_name_are_told() {
 }
 
 #[test]
+fn line_ends_of_windows_are_told() {
+    for (name, text, is_told) in [
+        ("a.txt", "to be\r\nor not to be\r\n", true),
+        ("b.txt", "to be\nor not to be\r", false),
+        ("c.jsonl", "{\"text\": \"to be or not to be\"}\r\n", false),
+    ] {
+        let folder = folder(&[(name, text)]);
+        let config =
+            config(serde_json::json!({"train": [folder.path().join(name)], "tokenizer": {"kind": "train", "vocabulary": 260}}));
+        let made = prepare(&config, None, &folder.path().join("out"), &mut |_, _, _| {}).unwrap();
+        let told = made.remarks.sentences().iter().any(|sentence| sentence.contains("end with CR and LF, as on Windows"));
+        assert_eq!(told, is_told, "{name}: {:?}", made.remarks);
+    }
+}
+
+#[test]
 fn a_vocabulary_that_the_text_is_too_short_for_is_told() {
     let text = folder(&[("a.txt", "to be or not to be, that is the question")]);
     let prepared = |vocabulary: u32| {

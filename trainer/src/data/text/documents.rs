@@ -45,6 +45,8 @@ pub struct Findings {
     pub short: u64,
     /// A text file whose lines are JSON objects, as far as was looked.
     pub is_json_lines: bool,
+    /// A text file whose lines end with CR and LF, as far as was looked.
+    pub has_carriage_returns: bool,
 }
 
 /// Reads the documents of a file in order. Memory does not grow with a text file, except by the longest stretch without white
@@ -100,6 +102,7 @@ fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit
         let valid = valid_text(path, offset, &buffer, end_of_file)?;
         if offset <= 3 {
             findings.is_json_lines = is_json_lines(valid);
+            findings.has_carriage_returns = valid.contains("\r\n");
         }
         if end_of_file {
             if offset + (valid.len() as u64) > 0 {
