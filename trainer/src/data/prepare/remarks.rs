@@ -81,8 +81,8 @@ impl Remarks {
         });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {
             format!(
-                "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads them as LF alone: run dos2unix on \
-                 the file to train on that"
+                "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads LF alone: `dos2unix` makes the \
+                 file so"
             )
         });
         let literal = self.literal.iter().map(|(token, count)| {
