@@ -316,8 +316,8 @@ impl Stage {
         let wish = std::env::var(cloud.wish).unwrap_or_default();
         let all = wish == "all";
         let sample = if all { 1 } else { wish.parse().unwrap_or(cloud.sample) };
-        let asks = |name: &str| name.starts_with("GET") || !is_of_the_cloud(name);
-        let worth = |index: usize| !asks(&requests[index]) || index.is_multiple_of(sample);
+        let is_of_a_change = |name: &str| changes_the_cloud(name) || name.ends_with("/wait");
+        let worth = |index: usize| is_of_a_change(&requests[index]) || index.is_multiple_of(sample);
         let deaths =
             (0..requests.len()).filter(|index| worth(*index)).flat_map(|index| [(index, When::Before), (index, When::After)]);
         let turn = |(number, (index, when))| {

@@ -81,8 +81,8 @@ impl Remarks {
         });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {
             format!(
-                "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads LF alone: `dos2unix` makes the \
-                 file so"
+                "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads LF alone, and `dos2unix` \
+                 converts the file"
             )
         });
         let literal = self.literal.iter().map(|(token, count)| {

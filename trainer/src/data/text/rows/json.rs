@@ -88,13 +88,14 @@ fn lines(table: &mut Table<'_>, mut content: Content, visit: &mut Visit<'_>) -> 
         let text = text_of(table, row, &place());
         // Looked for where one object was not found: as a rule there is one.
         let rows = if text.is_err() { several(row) } else { None };
-        let Some(rows) = rows else {
-            table.row(text, place, visit)?;
-            continue;
-        };
-        for row in rows {
-            let text = text_of(table, row, &place());
-            table.row(text, place, visit)?;
+        match rows {
+            None => table.row(text, place, visit)?,
+            Some(rows) => {
+                for row in rows {
+                    let text = text_of(table, row, &place());
+                    table.row(text, place, visit)?;
+                }
+            }
         }
     }
     Ok(())
