@@ -13,7 +13,7 @@ use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     job::{
-        hub::{OfHub, is_name},
+        hub::{OfHub, is_name, misnamed},
         spec::JobSpec,
     },
     lifecycle::{hub, upload},
@@ -152,7 +152,9 @@ impl Arguments {
             tokenizer: TokenizerConfig { kind, vocabulary: self.vocabulary, directory },
         };
         validate::all_hold(validate::data(&config)).map_err(|broken| Failure::new(Exit::Usage, broken.message))?;
-        Ok(config)
+        // In a job file the rules do it.
+        let wrong = misnamed(&config).next().map(|(_, why)| Failure::new(Exit::Usage, why));
+        wrong.map_or(Ok(config), Err)
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{App, line::Line};
 use crate::{
     exit::{Exit, Failure},
+    job::hub::is_name,
     lifecycle::World,
     output::{Show, format},
     store::dataset::{self, Uploaded},
@@ -49,7 +50,10 @@ impl Arguments {
         }
         let path = app.working_directory.join(&self.path);
         if !path.exists() {
-            return Err(Failure::new(Exit::NotFound, format!("there is no file or directory {}", self.path.display())));
+            let failure = Failure::new(Exit::NotFound, format!("there is no file or directory {}", self.path.display()));
+            let is_of_hub = self.path.to_str().is_some_and(is_name);
+            let fix = "name text of the hub in a job file's data.train; `ftctl submit` fetches it";
+            return Err(if is_of_hub { failure.fix(fix) } else { failure });
         }
         let uploaded = if app.dry_run {
             dataset::plan_upload(&store, &path, report.as_ref()).await?

@@ -115,15 +115,8 @@ fn is_path(key: &'static str, text: Option<&str>) -> Rule {
 
 /// Names of the hub are names.
 fn of_hub(spec: &JobSpec) -> Vec<Rule> {
-    let data = spec.data.as_ref();
-    let models = [
-        ("initial_weights", spec.initial_weights.as_ref()),
-        ("data.tokenizer.directory", data.and_then(|data| data.tokenizer.directory.as_ref())),
-    ];
-    let models = models.into_iter().filter_map(|(key, text)| Some((key, HubName::of_model(text?)?.err()?)));
-    let lists = data.into_iter().flat_map(|data| [("data.train", &data.train), ("data.validation", &data.validation)]);
-    let rows = lists.flat_map(|(key, list)| list.iter().filter_map(move |text| Some((key, HubName::of_data(text)?.err()?))));
-    models.chain(rows).map(|(key, why)| rule(key, false, why)).collect()
+    let weights = spec.initial_weights.iter().filter_map(|text| Some(("initial_weights", HubName::of_model(text)?.err()?)));
+    weights.chain(spec.data.iter().flat_map(hub::misnamed)).map(|(key, why)| rule(key, false, why)).collect()
 }
 
 fn container(docker: &DockerSpec) -> Vec<Rule> {

@@ -216,6 +216,15 @@ pub fn is_name(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
+/// The keys of a `[data]` table in which a name of the hub is wrong, and why.
+pub fn misnamed(data: &DataConfig) -> impl Iterator<Item = (&'static str, String)> {
+    let tokenizer = data.tokenizer.directory.iter().filter_map(|text| HubName::of_model(text)?.err());
+    let lists = [("data.train", &data.train), ("data.validation", &data.validation)];
+    let rows =
+        lists.into_iter().flat_map(|(key, list)| list.iter().filter_map(move |text| Some((key, HubName::of_data(text)?.err()?))));
+    tokenizer.map(|why| ("data.tokenizer.directory", why)).chain(rows)
+}
+
 /// The commits that names of the hub stand for, by [`HubName::key`].
 pub type Pins = BTreeMap<String, Commit>;
 

@@ -11,11 +11,14 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{
-    Runs, Said, Sandbox,
-    azurite::{self, Azurite},
-    proxy::Proxy,
-    secrets::{self, CommandLines},
+use crate::{
+    common::{
+        Runs, Said, Sandbox,
+        azurite::{self, Azurite},
+        proxy::Proxy,
+        secrets::{self, CommandLines},
+    },
+    terminal::{self, Environment},
 };
 use ftctl::{
     job::report::Silent,
@@ -283,23 +286,17 @@ fn azurite_is_asked_once_for_each_small_file() {
     assert_eq!(requests(90) - requests(30), 60);
 }
 
-/// On a terminal, which `script` of util-linux is here, on a slow line.
 #[test]
 #[ignore = "needs Azurite: tests/run installs it"]
 fn azurite_on_a_slow_line_shows_rate_and_time_left() {
     let azurite = azurite::start();
     let far = place(&azurite.container());
     far.sandbox.write("large", (0..6_000_000_u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
-    let upload = format!("{} upload large --cap-mbps 64", env!("CARGO_BIN_EXE_ftctl"));
-    let mut terminal = Command::new("script");
-    let inside = far.command(&[]);
-    terminal.args(["--quiet", "--return", "--command", &upload, "/dev/null"]).env_clear();
-    terminal.envs(inside.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm");
-    terminal.current_dir(far.sandbox.path("")).stdin(Stdio::null());
-    let said = Sandbox::said(&mut terminal);
-    assert_eq!(said.code, Some(0), "{}", said.stdout);
-    let shown = |part: &str| said.stdout.split('\r').any(|line| line.contains("sending files") && line.contains(part));
-    assert!(shown("MiB/s") && shown("/22.89 MiB") && (shown(" 1s") || shown(" 2s")), "{:?}", said.stdout);
+    let said = terminal::run_on_one(&far.command(&["upload", "large", "--cap-mbps", "64"]), Environment::Own);
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert_eq!(said.status.code(), Some(0), "{text}");
+    let shown = |part: &str| text.split('\r').any(|line| line.contains("sending files") && line.contains(part));
+    assert!(shown("MiB/s") && shown("/22.89 MiB") && (shown(" 1s") || shown(" 2s")), "{text:?}");
 }
 
 const MIB: u64 = 1 << 20;

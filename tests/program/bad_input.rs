@@ -178,6 +178,7 @@ fn wrong_usage_and_unknown_things() {
         (&["cancel", "nobody"], 3, "there is no job"),
         (&["download", "nobody"], 3, "there is no job"),
         (&["download", "nobody", "--checkpoint", "last"], 2, "write a step or `latest`"),
+        (&["upload", "hf:a/b"], 3, "there is no file or directory hf:a/b\n  fix: name text of the hub in a job file's data.train"),
         (&["upload", "nowhere"], 3, "there is no file or directory nowhere"),
         (
             &["trust", "nowhere"],
@@ -191,6 +192,7 @@ fn wrong_usage_and_unknown_things() {
         (&["status", "-w", "-o", "json"], 2, "-w prints repeatedly, and -o json is one value"),
         (&["prepare", "--out", "x"], 2, "required"),
         (&["prepare", "none.txt", "--out", "x"], 3, "none.txt does not exist; correct the path"),
+        (&["prepare", "hf:a/b", "--out", "x"], 2, "`a/b` names no text of the hub: write OWNER/NAME/SPLIT"),
         (&["prepare", "*.txt", "--out", "x"], 3, "the pattern"),
         (&["generate", "none", "--prompt", "x"], 3, "none, and no job `none`\n  fix: name a directory, a job"),
         (&["eval", "none", "--data", "x"], 3, "none, and no job `none`\n  fix: name a directory, a job"),

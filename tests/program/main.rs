@@ -25,4 +25,6 @@ mod plan;
 mod report;
 mod resume;
 mod startup;
+#[path = "../common/terminal.rs"]
+mod terminal;
 mod waiting;

@@ -136,7 +136,7 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         "--fp16_full_eval: weights and evaluation stay in float32 here",
         "ds_config fp16.enabled: `maybe` does not exist here",
         "ds_config zero_optimization.zero_hps_partition_size: ftctl does not know this key; did you mean zero_optimization.zero_hpz_partition_size?",
-        "ds_config bufer: ftctl does not know this key",
+        "ds_config bufer: ftctl does not know this key; take it out to go on without it",
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
     }
@@ -148,7 +148,7 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     let base = "python run_clm.py --train_file a.txt";
     for (added, problem) in [
         ("--lerning_rate 1", "--lerning_rate: ftctl does not know this flag; did you mean --learning_rate?"),
-        ("--frobnicate", "--frobnicate: ftctl does not know this flag"),
+        ("--frobnicate", "--frobnicate: ftctl does not know this flag; take it out to go on without it"),
         ("--learning-rate fast", "--learning-rate: `fast` is not a number"),
         ("--optim sgd", "--optim: `sgd` does not exist here; values: "),
         ("--lr_scheduler_type cosin", "did you mean `cosine`?"),

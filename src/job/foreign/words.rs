@@ -139,6 +139,7 @@ fn unknown(job: &mut Job, word: &str, plain: &str, tables: &[&[Flag]]) {
     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
     let written = |near: &&str| format!("--{}", if name.contains('-') { near.replace('_', "-") } else { (*near).to_owned() });
     let near: Vec<String> = near(plain, &known).iter().map(written).collect();
-    let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) };
-    job.problems.push(format!("{word}: ftctl does not know this flag{hint}"));
+    let next =
+        if near.is_empty() { "take it out to go on without it".to_owned() } else { format!("did you mean {}?", near.join(" or ")) };
+    job.problems.push(format!("{word}: ftctl does not know this flag; {next}"));
 }

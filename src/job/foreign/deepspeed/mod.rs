@@ -257,8 +257,8 @@ fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
     let Some(key) = find(path) else {
         let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
         let near = wording::near(path, &known).join(" or ");
-        let hint = if near.is_empty() { String::new() } else { format!("; did you mean {near}?") };
-        job.problems.push(format!("{shown}: ftctl does not know this key{hint}"));
+        let next = if near.is_empty() { "take it out to go on without it".to_owned() } else { format!("did you mean {near}?") };
+        job.problems.push(format!("{shown}: ftctl does not know this key; {next}"));
         return;
     };
     let before = without_config(flags, &key.meaning);
