@@ -4,6 +4,7 @@
 
 use std::{
     env,
+    ffi::OsString,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -48,6 +49,10 @@ pub enum Installer {
 const CAUSES: &[(&str, &str)] = &[
     ("CERTIFICATE_VERIFY_FAILED", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
     ("UnknownIssuer", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
+    (
+        "suitable TLS CA certificate bundle",
+        "PIP_CERT, or SSL_CERT_FILE without it, names a file that is not there: correct its path",
+    ),
     (
         "No matching distribution",
         "the index has no such wheel for this machine: PIP_INDEX_URL and pip.conf say which index is asked",
@@ -106,19 +111,19 @@ impl Installer {
         };
         command.args(["--require-hashes", "--no-deps", "--requirement"]).arg(wheels).arg("--target").arg(folder);
         command.stdin(Stdio::null()).kill_on_drop(true);
-        settle(&mut command);
+        settle(&mut command, |name| env::var_os(name));
         command
     }
 }
 
 /// Overrides the settings that would lead elsewhere.
-fn settle(command: &mut Command) {
+fn settle(command: &mut Command, variable: impl Fn(&str) -> Option<OsString>) {
     command.envs(SETTLED);
     for name in UNSET {
         command.env_remove(name);
     }
     // uv and cargo read this one; pip has a variable of its own.
-    if let (None, Some(file)) = (env::var_os("PIP_CERT"), env::var_os("SSL_CERT_FILE")) {
+    if let (None, Some(file)) = (variable("PIP_CERT"), variable("SSL_CERT_FILE")) {
         command.env("PIP_CERT", file);
     }
 }
@@ -140,6 +145,8 @@ fn of_any() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use tokio::io::{AsyncBufReadExt as _, BufReader};
 
     use super::*;
 
@@ -174,7 +181,7 @@ print(f"toy==1.0 --hash=sha256:{hashlib.sha256(open(name, 'rb').read()).hexdiges
         if variables.is_empty() {
             command.env("PIP_CONFIG_FILE", &conf);
         }
-        settle(&mut command);
+        settle(&mut command, |_| None);
         let ended = command.output().await.unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         if ended.status.success() && path.join("site/toy/lib.so").is_file() { Ok(()) } else { Err(said) }
@@ -215,12 +222,72 @@ print(f"toy==1.0 --hash=sha256:{hashlib.sha256(open(name, 'rb').read()).hexdiges
         for tag in ["py3-none-any".to_owned(), format!("cp312-cp312-manylinux_2_28_{}", env::consts::ARCH)] {
             installs(&uv, &tag, &[]).await.unwrap_or_else(|said| panic!("{tag}: {said}"));
         }
+        takes_the_certificate_that_is_named(&uv).await;
+    }
+
+    /// An index of packages whose certificate no system knows.
+    const INDEX: &str = r#"
+import functools, http.server, ssl, sys
+folder = sys.argv[1]
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+tls.load_cert_chain(f"{folder}/certificate.pem", f"{folder}/key.pem")
+server.socket = tls.wrap_socket(server.socket, server_side=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"#;
+
+    /// As behind a proxy that reads what passes: with the file that SSL_CERT_FILE names, and without one.
+    async fn takes_the_certificate_that_is_named(installer: &Installer) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let packages = path.join("simple/toy");
+        fs::create_dir_all(&packages).unwrap();
+        let made = Command::new("python3").args(["-c", TOY]).arg(&packages).args(["py3-none-any", ">=3"]).output().await.unwrap();
+        let wheels = path.join("wheels.txt");
+        fs::write(&wheels, made.stdout).unwrap();
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let certificate = path.join("certificate.pem");
+        fs::write(&certificate, own.cert.pem()).unwrap();
+        fs::write(path.join("key.pem"), own.signing_key.serialize_pem()).unwrap();
+        let mut index = Command::new("python3");
+        index.args(["-c", INDEX]).arg(path).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let mut index = index.spawn().unwrap();
+        let port = BufReader::new(index.stdout.take().unwrap()).lines().next_line().await.unwrap().unwrap();
+        let address = format!("https://127.0.0.1:{port}/simple");
+        for named in [None, Some(&certificate)] {
+            let site = path.join("site");
+            let mut command = installer.command(&wheels, &site);
+            for name in ["PIP_CERT", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_FIND_LINKS"] {
+                command.env_remove(name);
+            }
+            command.envs([
+                ("PIP_INDEX_URL", &*address),
+                ("UV_INDEX_URL", &address),
+                ("NO_PROXY", "127.0.0.1"),
+                ("PIP_RETRIES", "0"),
+            ]);
+            command.env("PIP_CONFIG_FILE", "/dev/null").envs(named.map(|file| ("SSL_CERT_FILE", file)));
+            settle(&mut command, |name| named.filter(|_| name == "SSL_CERT_FILE").map(OsString::from));
+            let ended = command.output().await.unwrap();
+            let said = String::from_utf8_lossy(&[ended.stdout, ended.stderr].concat()).into_owned();
+            assert_eq!(site.join("toy/lib.so").is_file(), named.is_some(), "{said}");
+            assert!(named.is_some() || advice(&said).contains("name the file with it in SSL_CERT_FILE"), "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_certificate_of_a_proxy_is_taken_where_it_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        takes_the_certificate_that_is_named(&Installer::find(folder.path()).await.unwrap()).await;
     }
 
     #[test]
     fn the_cause_of_a_failure_is_named() {
         assert!(advice("[SSL: CERTIFICATE_VERIFY_FAILED] self signed").contains("SSL_CERT_FILE"));
         assert!(advice("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES").contains("other files"));
+        assert!(advice("Could not find a suitable TLS CA certificate bundle, invalid path: /none").contains("is not there"));
         assert!(advice("something else").contains("PIP_INDEX_URL"));
     }
 }
