@@ -6,7 +6,7 @@ Usage: python benches/gpu.py PATH/TO/ft-trainer [--only ceilings parity offload 
   ceilings   8192³ products in bf16, fp16 and fp32, copies on the device and over PCIe from and to pinned memory
   parity     trainer/tests/oracle/grads.py with FT_DEVICE=cuda: logits and gradients against float64 transformers
   offload    losses and weights of runs with the optimizer, and with the model, in main memory against one with both on the device, in fp32 and fp16
-  ranks      a run of two processes on the one GPU, with ZeRO 0 and 2, against one of one process: equal bits
+  ranks      runs of two processes on one GPU, and of 2 to all GPUs with one each, with ZeRO 0 and 2, against one of one process: equal bits
   xl         GPT-2 XL in fp16, a step of 16 sequences of 1,024, optimizer in main memory, under a cap of 16 GB; ours 4 at once, by its estimate
              the most in 6 GB with CUDA's own; peer: DeepSpeed ZeRO-2 offload, 8 at once
   streamed   the same with the blocks' weights in main memory too, two of them on the device at a time; no peer
@@ -399,28 +399,34 @@ def offload(binary, device):
 
 
 def ranks(binary, device):
-    """Whether two processes on one device train to the bits of one."""
+    """Whether several processes train to the bits of one: two on one device, and as many as there are GPUs, by NCCL."""
+    import torch
     from train import text_like
 
-    shape = (5, 8, 512, 512, 256, 4) if device == "cuda" else TOY
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    leaves = max(2, gpus)
+    shape = ((5, 8, 512, 512, 256, 4) if device == "cuda" else TOY)[:5] + (2 * leaves,)
+    ways = [(1, 0, 1), (2, 0, 1), (2, 2, 1)] + [(size, zero, size) for size in range(2, gpus + 1) for zero in (0, 2)]
     digests = {}
-    for size, zero in ((1, 0), (2, 0), (2, 2)):
+    for size, zero, devices in ways:
         with tempfile.TemporaryDirectory() as folder:
             data = dataset(Path(folder), shape, text_like(16 * shape[4] * shape[5] + 1))
-            train = {"precision": "bf16", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3, "leaves": 2, "zero": zero, "threads": 1}
-            file, output = configure(folder, data, shape, shape[5] // 2, device, train)
+            train = {"precision": "bf16", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3, "leaves": leaves, "zero": zero, "threads": 1}
+            file, output = configure(folder, data, shape, 2, device, train)
             with socket.socket() as listener:
                 listener.bind(("127.0.0.1", 0))
                 port = str(listener.getsockname()[1])
-            meeting = {"WORLD_SIZE": str(size), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            processes = [subprocess.Popen([binary, "train", file], stdout=subprocess.DEVNULL, env=os.environ | meeting | {"RANK": str(rank)}) for rank in range(size)]
+            meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            places = [{"RANK": str(rank), "LOCAL_RANK": str(rank % devices)} for rank in range(size)]
+            processes = [subprocess.Popen([binary, "train", file], stdout=subprocess.DEVNULL, env=os.environ | meeting | place) for place in places]
             if codes := [process.returncode for process in processes if process.wait()]:
                 raise RuntimeError(f"ft-trainer train ended with {codes}")
             [checkpoint] = (output / "checkpoints").glob("step-*")
             files = [checkpoint / name for name in ("model.safetensors", "optimizer.safetensors", "steps.jsonl")]
-            digests[size, zero] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    differ = [f"{size} processes with ZeRO-{zero}" for (size, zero), found in digests.items() if found != digests[1, 0]]
-    return [f"one and two processes on one {device}, bf16, {OFFLOAD_STEPS} steps: {'equal bits: met' if not differ else f'{differ} differ: MISSED'}"]
+            digests[size, zero, devices] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    differ = [f"{size} processes on {devices} with ZeRO-{zero}" for (size, zero, devices), found in digests.items() if found != digests[ways[0]]]
+    verdict = "equal bits: met" if not differ else f"{differ} differ: MISSED"
+    return [f"one and two processes on one {device}, up to {gpus} on GPUs of their own, bf16, {OFFLOAD_STEPS} steps: {verdict}"]
 
 
 def ceilings(device):

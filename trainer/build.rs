@@ -13,12 +13,12 @@ fn torch() {
     use std::env::var;
     use std::path::PathBuf;
 
-    const SOURCES: [&str; 2] = ["src/aten/shim.cpp", "src/aten/c10d.cpp"];
+    const SOURCES: [&str; 3] = ["src/aten/shim.cpp", "src/aten/c10d.cpp", "src/aten/nccl.cpp"];
 
     for name in ["LIBTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_CXX11_ABI"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    for source in SOURCES.iter().chain(&["src/aten/attempt.h"]) {
+    for source in SOURCES.iter().chain(&["src/aten/attempt.h", "src/aten/part.h"]) {
         println!("cargo::rerun-if-changed={source}");
     }
     // Where torch-sys found it, which looks in more places.

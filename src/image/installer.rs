@@ -238,7 +238,7 @@ print(server.server_port, flush=True)
 server.serve_forever()
 "#;
 
-    /// As behind a proxy that reads what passes: with the file that SSL_CERT_FILE names, and without one.
+    /// Behind a proxy that reads what passes: with the file that SSL_CERT_FILE names, and without one.
     async fn takes_the_certificate_that_is_named(installer: &Installer) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();

@@ -2,6 +2,7 @@
 // those of shim.cpp do.
 
 #include "attempt.h"
+#include "part.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -37,13 +38,6 @@ namespace {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 using Gloo = c10::intrusive_ptr<c10d::Backend>;
-
-// Memory that a rank is given, or gives.
-struct Part {
-    int64_t rank;
-    void *memory;
-    int64_t bytes;
-};
 
 std::vector<at::Tensor> bytes(const Part &part) { return {at::from_blob(part.memory, {part.bytes}, at::kByte)}; }
 

@@ -16,10 +16,10 @@ struct RawGloo([u8; 0]);
 
 /// Memory that a rank is given, or gives.
 #[repr(C)]
-struct RawPart {
-    rank: i64,
-    memory: *mut u8,
-    bytes: i64,
+pub(super) struct RawPart {
+    pub rank: i64,
+    pub memory: *mut u8,
+    pub bytes: i64,
 }
 
 unsafe extern "C" {

@@ -1,6 +1,7 @@
 //! Operators of libtorch that tch does not pass on: `shim.cpp`, with tensors for pointers.
 
 pub(crate) mod c10d;
+pub(crate) mod nccl;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;

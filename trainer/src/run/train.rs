@@ -149,6 +149,7 @@ impl Run {
             leaves,
             all,
             order: config.train.reduction,
+            device: model.gradients().tensor(0).device(),
             to: shard.as_ref().map(Shards::shared),
         };
         losses.push(reduction.beside(before, |done| model.accumulate(&batch, scale, &mut Beside { arrive: &arrive, done }))?);

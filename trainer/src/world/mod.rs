@@ -7,6 +7,7 @@
 
 mod channels;
 mod environment;
+mod gpus;
 mod processes;
 mod reduction;
 mod shards;
@@ -19,7 +20,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tch::{Device, Kind, Tensor};
 
+use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
 use crate::model::Loss;
 pub use reduction::{Gradients, Reduction};
@@ -35,6 +38,26 @@ trait Link: Debug + Send + Sync {
 
     /// Turns the numbers of each into the sum of those of all, in whatever order. All call it, in the same order as exchanges.
     fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure>;
+
+    /// [`Link::exchange`] of contiguous tensors of `f32`, wherever they are: those of a GPU go through main memory. They stay of
+    /// the caller, who has them all on one device.
+    fn exchange_tensors(&self, sent: &[(usize, Tensor)], arrived: &[(usize, Tensor)]) -> Result<(), Failure> {
+        let from: Vec<_> = sent.iter().map(|(rank, part)| (*rank, part.to_device(Device::Cpu))).collect();
+        let mut to: Vec<_> = arrived.iter().map(|(rank, part)| (*rank, place_in_main_memory(part))).collect();
+        let from: Vec<_> = from.iter().map(|(rank, part)| (*rank, cast_slice(floats(part)))).collect();
+        let mut places: Vec<_> = to.iter_mut().map(|(rank, part)| (*rank, cast_slice_mut(floats_mut(part)))).collect();
+        self.exchange(&from, &mut places)?;
+        arrived.iter().zip(&to).for_each(|((_, place), (_, part))| take(place, part));
+        Ok(())
+    }
+
+    /// [`Link::sum`] of a contiguous tensor of `f32`.
+    fn sum_tensor(&self, numbers: &Tensor) -> Result<(), Failure> {
+        let mut here = numbers.to_device(Device::Cpu);
+        self.sum(floats_mut(&mut here))?;
+        take(numbers, &here);
+        Ok(())
+    }
 
     /// Tells the others that this one has failed, or has lost one of them: why it ends, which is the first cause of all.
     fn failed(&self, failure: Failure) -> Failure {
@@ -174,6 +197,17 @@ impl World {
         Ok(arrived)
     }
 
+    /// [`Link::exchange_tensors`]. What a process gives itself is left out.
+    fn swap_tensors(
+        &self,
+        sent: impl Iterator<Item = (usize, Tensor)>,
+        arrived: impl Iterator<Item = (usize, Tensor)>,
+    ) -> Result<(), Failure> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let counts = |(rank, part): &(usize, Tensor)| *rank != self.rank && part.numel() > 0;
+        link.exchange_tensors(&sent.filter(counts).collect::<Vec<_>>(), &arrived.filter(counts).collect::<Vec<_>>())
+    }
+
     /// [`Link::exchange`] of numbers, where they lie. What a process gives itself is left out.
     fn swap<'a, 'b, T: Pod>(
         &self,
@@ -185,6 +219,18 @@ impl World {
         let sent = sent.filter(|(rank, part)| counts(*rank, part)).map(|(rank, part)| (rank, cast_slice(part)));
         let arrived = arrived.filter(|(rank, part)| counts(*rank, part)).map(|(rank, part)| (rank, cast_slice_mut(part)));
         link.exchange(&sent.collect::<Vec<_>>(), &mut arrived.collect::<Vec<_>>())
+    }
+}
+
+/// The part itself where it is there already.
+fn place_in_main_memory(part: &Tensor) -> Tensor {
+    if part.device() == Device::Cpu { part.shallow_clone() } else { Tensor::empty(part.size(), (Kind::Float, Device::Cpu)) }
+}
+
+/// Fills `place` with the numbers of a part that may be its own memory.
+fn take(place: &Tensor, part: &Tensor) {
+    if place.data_ptr() != part.data_ptr() {
+        place.shallow_clone().copy_(&part.view_as(place));
     }
 }
 

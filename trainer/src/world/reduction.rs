@@ -5,10 +5,11 @@ use std::panic::resume_unwind;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::shards::{BUCKET, Bucket, Shards, buckets, rounds};
-use super::{Aside, World, slices};
+use super::{Aside, World};
+use crate::aten::nccl::Stream;
 use crate::cpu::simd::add_all;
 use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
@@ -51,6 +52,8 @@ pub struct Reduction<'a> {
     pub all: bool,
     /// By the tree of the leaves, or as the library likes.
     pub order: settings::Reduction,
+    /// Where the gradients are.
+    pub device: Device,
     /// Where this process's share goes, if not to the place of the gradients: these change as soon as two more tellings are done.
     pub to: Option<Shards>,
 }
@@ -105,18 +108,21 @@ impl Reduction<'_> {
     /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share. Every lane has
     /// buckets of its own.
     fn sum_up_what_is(&self, lane: usize, told: Receiver<(Range<usize>, Vec<Shards>)>) -> Result<(), Failure> {
-        let (world, mut room, mut turns) = (&self.world, Vec::new(), (0..LANES.len()).cycle());
+        let (world, stream, mut turns) = (&self.world, Stream::enter(self.device), (0..LANES.len()).cycle());
+        let mut room = Tensor::empty([0], (Kind::Float, self.device));
         for (tensors, sums) in told {
             let _span = span_of_exchange("reduction", lane);
+            stream.follow();
             let gradients = sums.last().expect("the sum with the last leaf");
             if self.order == settings::Reduction::Fast {
                 world.sum_fast(&tensors, &sums)?;
                 self.to.iter().for_each(|to| to.take_from(gradients, self.shares, world.rank, &tensors));
+                stream.settle();
                 continue;
             }
             for buckets in rounds(self.shares, &tensors).filter(|_| turns.next() == Some(lane)) {
                 let own = world.add_up(self.leaves, &buckets, &sums, &mut room)?;
-                buckets[world.rank].take_back(self.to.as_ref().unwrap_or(gradients), &own);
+                buckets[world.rank].put(self.to.as_ref().unwrap_or(gradients), &own);
                 if self.all {
                     world.give(&own, &buckets, gradients)?;
                 }
@@ -124,6 +130,7 @@ impl Reduction<'_> {
                     bucket.release(sum);
                 }
             }
+            stream.settle();
         }
         Ok(())
     }
@@ -134,34 +141,36 @@ impl World {
     fn sum_fast(&self, tensors: &Range<usize>, sums: &[Shards]) -> Result<(), Failure> {
         let Some((link, (gradients, others))) = self.link.as_ref().zip(sums.split_last()) else { return Ok(()) };
         for bucket in buckets(tensors.clone().map(|tensor| (tensor, 0..gradients.numbers(tensor))), BUCKET) {
-            let flat = |sum: &Shards| Tensor::cat(&bucket.lent(sum).iter().map(|part| part.view([-1])).collect::<Vec<_>>(), 0);
+            let flat = |sum: &Shards| Tensor::cat(&bucket.of(sum).iter().map(|part| part.view([-1])).collect::<Vec<_>>(), 0);
             let mut sum = flat(gradients);
             for other in others {
                 sum += &flat(other);
             }
-            link.sum(floats_mut(&mut sum))?;
+            link.sum_tensor(&sum)?;
             let lengths: Vec<i64> = bucket.lengths().map(|length| length as i64).collect();
-            bucket.take_back(gradients, &sum.split_with_sizes(lengths, 0));
+            bucket.put(gradients, &sum.split_with_sizes(lengths, 0));
         }
         Ok(())
     }
 
     /// Adds up this process's bucket in the order of the tree, of what the others send and its own sums: in place of the last of
     /// these, or of its copy.
-    fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards], room: &mut Vec<f32>) -> Result<Vec<Tensor>, Failure> {
+    fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards], room: &mut Tensor) -> Result<Vec<Tensor>, Failure> {
         let own = &buckets[self.rank];
         let of = |rank: usize| tree::nodes(self.share_of(rank, leaves)).into_iter().map(move |node| (rank, node));
         let nodes: Vec<(usize, Range<usize>)> = (0..self.size).flat_map(of).collect();
         let senders: Vec<usize> = nodes.iter().map(|(rank, _)| *rank).filter(|rank| *rank != self.rank).collect();
-        room.resize(room.len().max(senders.len() * own.len()), 0.0);
-        let mut arrived = slices(room, senders.iter().flat_map(|_| own.lengths()));
-        let lent = |rank: usize| sums.iter().flat_map(move |sum| buckets[rank].lent(sum)).map(move |tensor| (rank, tensor));
-        let sent: Vec<(usize, Tensor)> = (0..self.size).filter(|rank| *rank != self.rank).flat_map(lent).collect();
+        let lengths: Vec<i64> = senders.iter().flat_map(|_| own.lengths()).map(|length| length as i64).collect();
+        let all: i64 = lengths.iter().sum();
+        if all > room.numel() as i64 {
+            *room = Tensor::empty([all], (room.kind(), room.device()));
+        }
+        let arrived = room.narrow(0, 0, all).split_with_sizes(lengths, 0);
+        let of_sums = |rank: usize| sums.iter().flat_map(move |sum| buckets[rank].of(sum)).map(move |tensor| (rank, tensor));
         let from = senders.iter().flat_map(|rank| own.lengths().map(|_| *rank));
-        self.swap(sent.iter().map(|(rank, tensor)| (*rank, floats(tensor))), from.zip(arrived.iter_mut().map(|part| &mut **part)))?;
-        let mut of_own: Vec<Vec<Tensor>> = sums.iter().map(|sum| own.lent(sum)).collect();
+        self.swap_tensors((0..self.size).flat_map(of_sums), from.zip(arrived.iter().map(Tensor::shallow_clone)))?;
         let (count, mut arrived) = (own.lengths().count(), arrived.into_iter());
-        let mut own_sums = of_own.iter_mut().map(|tensors| tensors.iter_mut().map(floats_mut).collect());
+        let mut own_sums = sums.iter().map(|sum| own.of(sum));
         let (mut tree, mut waits) = (Tree::default(), sums.len());
         for (rank, node) in nodes {
             let sum = if rank == self.rank {
@@ -173,39 +182,46 @@ impl World {
             tree.join(node, sum, Sum::joined);
         }
         tree.sum(Sum::joined);
-        Ok(of_own.pop().unwrap_or_default())
+        Ok(sums.last().map(|sum| own.of(sum)).unwrap_or_default())
     }
 
     /// Gives all what this process has of each round's buckets.
     pub(super) fn give(&self, own: &[Tensor], buckets: &[Bucket], to: &Shards) -> Result<(), Failure> {
         let others = || buckets.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
-        let mut arrived: Vec<Vec<Tensor>> = others().map(|(_, bucket)| bucket.lent(to)).collect();
-        let places =
-            others().zip(&mut arrived).flat_map(|((rank, _), parts)| parts.iter_mut().map(move |part| (rank, floats_mut(part))));
-        self.swap(self.to_all(own), places)?;
-        others().zip(&arrived).for_each(|((_, bucket), arrived)| bucket.take_back(to, arrived));
+        let places = others().flat_map(|(rank, bucket)| bucket.of(to).into_iter().map(move |part| (rank, part)));
+        self.swap_tensors(self.to_all(own), places)?;
+        others().for_each(|(_, bucket)| bucket.release(to));
         Ok(())
     }
 
     /// To each process.
-    pub(super) fn to_all<'a>(&self, tensors: &'a [Tensor]) -> impl Iterator<Item = (usize, &'a [f32])> {
-        (0..self.size).flat_map(|rank| tensors.iter().map(move |tensor| (rank, floats(tensor))))
+    pub(super) fn to_all<'a>(&self, tensors: &'a [Tensor]) -> impl Iterator<Item = (usize, Tensor)> + use<'a> {
+        (0..self.size).flat_map(|rank| tensors.iter().map(move |tensor| (rank, tensor.shallow_clone())))
     }
 }
 
 /// The sum of some leaves, in parts of tensors.
-struct Sum<'a> {
-    parts: Vec<&'a mut [f32]>,
+struct Sum {
+    parts: Vec<Tensor>,
     /// The sum of all is wanted in this memory.
     stays: bool,
 }
 
-impl Sum<'_> {
+impl Sum {
     /// (Two numbers have the same sum whichever comes first.)
     fn joined(left: Self, right: Self) -> Self {
         let (mut sum, other) = if right.stays { (right, left) } else { (left, right) };
-        sum.parts.iter_mut().zip(&other.parts).for_each(|(sum, other)| add_all(other, sum));
+        sum.parts.iter_mut().zip(&other.parts).for_each(|(sum, other)| add(sum, other));
         sum
+    }
+}
+
+/// One addition for each number, rounded as everywhere: libtorch's kernels on a GPU give the same bits.
+fn add(sum: &mut Tensor, other: &Tensor) {
+    if sum.device() == Device::Cpu {
+        add_all(floats(other), floats_mut(sum));
+    } else {
+        *sum += other.view_as(sum);
     }
 }
 
@@ -243,8 +259,10 @@ mod tests {
             };
             let (own, mut before) = (world.share(leaves), Gradients::default());
             (own.start..own.end - 1).for_each(|leaf| before.add(leaf, &of(leaf)));
-            let (last, reduction) =
-                (of(own.end - 1), Reduction { world: world.clone(), shares: &shares, leaves, all: true, order, to: None });
+            let (last, reduction) = (
+                of(own.end - 1),
+                Reduction { world: world.clone(), shares: &shares, leaves, all: true, order, device: Device::Cpu, to: None },
+            );
             reduction.beside(before, |done| done(&last, 0..1)).unwrap();
             floats(&last.tensor(0)).to_vec()
         })

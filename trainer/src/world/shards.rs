@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tch::{Device, Tensor};
 
+use super::take;
 use crate::model::Parameters;
 use crate::offload::release;
 use crate::shares::Shares;
@@ -54,6 +55,11 @@ impl Shards {
         view(&self.tensors[tensor], &(part.start - start..part.end - start))
     }
 
+    /// Where they are.
+    pub fn device(&self) -> Device {
+        self.tensors.first().map_or(Device::Cpu, Tensor::device)
+    }
+
     /// How many there are of a tensor.
     pub fn numbers(&self, tensor: usize) -> usize {
         self.tensors[tensor].numel()
@@ -85,28 +91,19 @@ pub fn view(tensor: &Tensor, part: &Range<usize>) -> Tensor {
 pub(super) struct Bucket(Vec<(usize, Range<usize>)>);
 
 impl Bucket {
-    pub fn len(&self) -> usize {
-        self.lengths().sum()
-    }
-
     /// How many of each tensor.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
         self.0.iter().map(|(_, part)| part.len())
     }
 
-    /// They themselves where they are in main memory, else copies.
-    pub fn lent(&self, shards: &Shards) -> Vec<Tensor> {
-        self.0.iter().map(|(index, part)| shards.part(*index, part).to_device(Device::Cpu)).collect()
+    /// The numbers of each tensor, which share its memory.
+    pub fn of(&self, shards: &Shards) -> Vec<Tensor> {
+        self.0.iter().map(|(index, part)| shards.part(*index, part)).collect()
     }
 
-    /// Takes over what was [`Bucket::lent`] and has changed; of these or other `shards`.
-    pub fn take_back(&self, shards: &Shards, lent: &[Tensor]) {
-        for ((index, part), lent) in self.0.iter().zip(lent) {
-            let mut place = shards.part(*index, part);
-            if place.data_ptr() != lent.data_ptr() {
-                place.copy_(&lent.view_as(&place));
-            }
-        }
+    /// Fills its place in `shards` with such numbers, of these or of others.
+    pub fn put(&self, shards: &Shards, numbers: &[Tensor]) {
+        self.of(shards).iter().zip(numbers).for_each(|(place, part)| take(place, part));
         self.release(shards);
     }
 

@@ -10,7 +10,8 @@ use tch::{Device, Tensor};
 
 use super::shards::{BUCKET, Shards, buckets, rounds, view};
 use super::{Aside, World};
-use crate::cpu::slices::{floats, floats_mut};
+use crate::aten::nccl::Stream;
+use crate::cpu::slices::floats;
 use crate::error::Failure;
 use crate::journal::trace::span_of_exchange;
 use crate::shares::Shares;
@@ -38,19 +39,26 @@ impl World {
     /// Begins to give all the share of each, by a thread of its own: some tensors after the others, as `order` says.
     pub fn give_beside(&self, shares: &Shares, order: Vec<Range<usize>>, weights: Shards) -> Arrival {
         let (world, shares, (tell, arrived)) = (self.aside(Aside::Tensors), shares.clone(), mpsc::channel());
-        let give = move |some: Range<usize>| {
+        let device = weights.device();
+        let give = move |stream: &Stream, some: Range<usize>| {
             world.give_shares(&shares, &some, &weights)?;
+            stream.settle();
             // No thread waits for it where the run has failed meanwhile.
             let _ = tell.send(some);
             Ok(())
         };
-        Arrival { arrived, giving: thread::spawn(move || order.into_iter().try_for_each(give)) }
+        let giving = thread::spawn(move || {
+            let stream = Stream::enter(device);
+            stream.follow();
+            order.into_iter().try_for_each(|some| give(&stream, some))
+        });
+        Arrival { arrived, giving }
     }
 
     /// Gives all the share of each in some tensors.
     pub fn give_shares(&self, shares: &Shares, some: &Range<usize>, tensors: &Shards) -> Result<(), Failure> {
         let _span = span_of_exchange("weights", 0);
-        rounds(shares, some).try_for_each(|buckets| self.give(&buckets[self.rank].lent(tensors), &buckets, tensors))
+        rounds(shares, some).try_for_each(|buckets| self.give(&buckets[self.rank].of(tensors), &buckets, tensors))
     }
 
     /// Turns everyone's tensors into the leader's.
@@ -61,13 +69,13 @@ impl World {
         let parts: Vec<_> = tensors.iter().map(|tensor| 0..tensor.numel()).enumerate().collect();
         let tensors = Shards::whole(tensors);
         for bucket in buckets(parts.into_iter(), BUCKET) {
-            let mut numbers = bucket.lent(&tensors);
+            let numbers = bucket.of(&tensors);
             if self.leads() {
-                self.swap(self.to_all(&numbers), iter::empty())?;
+                self.swap_tensors(self.to_all(&numbers), iter::empty())?;
             } else {
-                self.swap(iter::empty(), numbers.iter_mut().map(|tensor| (0, floats_mut(tensor))))?;
+                self.swap_tensors(iter::empty(), numbers.into_iter().map(|tensor| (0, tensor)))?;
             }
-            bucket.take_back(&tensors, &numbers);
+            bucket.release(&tensors);
         }
         Ok(())
     }

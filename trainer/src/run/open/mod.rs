@@ -42,6 +42,7 @@ impl Run {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         let chosen = device::prepare(&config.train, world.local())?;
         check_devices(chosen.device, &world)?;
+        let world = world.on(chosen.device)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = world.leads().then(|| lock(&config.output)).transpose()?;
         if config.train.profile && world.leads() {
