@@ -11,9 +11,11 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 namespace {
 
@@ -38,6 +40,7 @@ struct Library {
     Outcome (*send)(const void *, size_t count, int type, int rank, Communicator, CudaStream);
     Outcome (*receive)(void *, size_t count, int type, int rank, Communicator, CudaStream);
     Outcome (*sum)(const void *, void *, size_t count, int type, int operation, Communicator, CudaStream);
+    Outcome (*state)(Communicator, Outcome *);
     const char *(*words)(Outcome);
 
     Library() {
@@ -46,7 +49,7 @@ struct Library {
         find(library, "ncclGetUniqueId", meeting), find(library, "ncclCommInitRank", open);
         find(library, "ncclGroupStart", begin), find(library, "ncclGroupEnd", end);
         find(library, "ncclSend", send), find(library, "ncclRecv", receive), find(library, "ncclAllReduce", sum);
-        find(library, "ncclGetErrorString", words);
+        find(library, "ncclCommGetAsyncError", state), find(library, "ncclGetErrorString", words);
     }
 
     template <typename Function> static void find(void *library, const char *name, Function &function) {
@@ -66,19 +69,31 @@ const Library &library() {
 
 c10::Device gpu(int index) { return c10::Device(c10::DeviceType::CUDA, index); }
 
-const c10::impl::VirtualGuardImpl streams() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA); }
+c10::impl::VirtualGuardImpl streams() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA); }
+
+// Of the thread that exchanges, beside the stream that computes, of the one device that there is. (One for each thread would keep
+// memory of its own in libtorch's cache.)
+c10::Stream exchanging(c10::Device device) {
+    static const c10::Stream stream = streams().getStreamFromGlobalPool(device);
+    return stream;
+}
 
 // This process among the GPUs of all.
 struct Nccl {
     c10::Device device;
     Communicator communicator = nullptr;
 
-    // Asks for some work on this thread's stream, and waits until it is done.
+    // Asks for some work on this thread's stream, and waits until it is done. A link that breaks is told here alone.
     template <typename Work> void carry_out(Work work) const {
         const c10::DeviceGuard guard(device);
         const auto stream = streams().getStream(device);
         work(stream.native_handle());
-        stream.synchronize();
+        while (!stream.query()) {
+            Outcome state = 0;
+            library().check(library().state(communicator, &state));
+            library().check(state);
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
     }
 };
 
@@ -105,15 +120,18 @@ char *ft_nccl_open(Nccl **nccl, int device, int rank, int size, const Meeting *m
 char *ft_nccl_exchange(const Nccl *nccl, const Part *sent, size_t sent_count, const Part *arrived, size_t arrived_count) {
     return attempt([&] {
         nccl->carry_out([&](CudaStream stream) {
-            const auto &is = library();
-            is.check(is.begin());
+            const auto &library_is = library();
+            library_is.check(library_is.begin());
+            Outcome first = 0;
+            const auto note = [&](Outcome outcome) { first = first ? first : outcome; };
             for (auto part = sent; part != sent + sent_count; ++part) {
-                is.check(is.send(part->memory, part->bytes, BYTES, part->rank, nccl->communicator, stream));
+                note(library_is.send(part->memory, part->bytes, BYTES, part->rank, nccl->communicator, stream));
             }
             for (auto part = arrived; part != arrived + arrived_count; ++part) {
-                is.check(is.receive(part->memory, part->bytes, BYTES, part->rank, nccl->communicator, stream));
+                note(library_is.receive(part->memory, part->bytes, BYTES, part->rank, nccl->communicator, stream));
             }
-            is.check(is.end());
+            note(library_is.end());
+            library_is.check(first);
         });
     });
 }
@@ -127,17 +145,12 @@ char *ft_nccl_sum(const Nccl *nccl, float *numbers, int64_t count) {
     });
 }
 
-// What this thread asks of the GPU goes to a stream of its own from here on.
+// What this thread asks of the GPU goes to a stream of its own from here on. (Its device is set first, or c10 would go back to the
+// first GPU after each event, and take memory there.)
 char *ft_stream_enter(int device) {
-    return attempt([&] { streams().exchangeStream(streams().getStreamFromGlobalPool(gpu(device))); });
-}
-
-// What this thread asks of the GPU from here on waits for all that the thread that computes has asked until now.
-char *ft_stream_follow(int device) {
     return attempt([&] {
-        c10::Event moment(c10::DeviceType::CUDA);
-        moment.record(streams().getDefaultStream(gpu(device)));
-        moment.block(streams().getStream(gpu(device)));
+        streams().setDevice(gpu(device));
+        streams().exchangeStream(exchanging(gpu(device)));
     });
 }
 
@@ -145,4 +158,21 @@ char *ft_stream_follow(int device) {
 char *ft_stream_settle(int device) {
     return attempt([&] { streams().getStream(gpu(device)).synchronize(); });
 }
+
+// moment: when all is done that this thread has asked of the GPU until now
+char *ft_moment_now(c10::Event **moment, int device) {
+    return attempt([&] {
+        const c10::DeviceGuard guard(gpu(device));
+        auto made = std::make_unique<c10::Event>(c10::DeviceType::CUDA);
+        made->record(streams().getStream(gpu(device)));
+        *moment = made.release();
+    });
+}
+
+// What this thread asks of the GPU from here on waits for that moment.
+char *ft_moment_follow(const c10::Event *moment, int device) {
+    return attempt([&] { moment->block(streams().getStream(gpu(device))); });
+}
+
+void ft_moment_free(c10::Event *moment) { delete moment; }
 }

@@ -13,6 +13,8 @@ pub(crate) type Meeting = [u8; 128];
 
 #[repr(C)]
 struct RawNccl([u8; 0]);
+#[repr(C)]
+struct RawMoment([u8; 0]);
 
 unsafe extern "C" {
     fn ft_nccl_meeting(meeting: *mut Meeting) -> Error;
@@ -26,8 +28,10 @@ unsafe extern "C" {
     ) -> Error;
     fn ft_nccl_sum(nccl: *const RawNccl, numbers: *mut f32, count: i64) -> Error;
     fn ft_stream_enter(device: c_int) -> Error;
-    fn ft_stream_follow(device: c_int) -> Error;
     fn ft_stream_settle(device: c_int) -> Error;
+    fn ft_moment_now(moment: *mut *mut RawMoment, device: c_int) -> Error;
+    fn ft_moment_follow(moment: *const RawMoment, device: c_int) -> Error;
+    fn ft_moment_free(moment: *mut RawMoment);
 }
 
 /// Exchanges between the GPUs of several processes. It lives until the process ends.
@@ -76,7 +80,8 @@ fn part((rank, tensor): &(usize, Tensor)) -> RawPart {
     RawPart { rank: *rank as i64, memory: tensor.data_ptr().cast(), bytes: (tensor.numel() * size_of::<f32>()) as i64 }
 }
 
-/// A thread's own order of work on a GPU, beside that of the thread that computes. On a CPU all work is done when it is asked for.
+/// The order of work on a GPU of the thread that exchanges, beside that of the thread that computes: one thread at a time has it.
+/// On a CPU all work is done when it is asked for.
 #[derive(Debug)]
 pub(crate) struct Stream(Option<c_int>);
 
@@ -89,16 +94,41 @@ impl Stream {
         Self(Some(index as c_int))
     }
 
-    /// Lets what is asked from here on wait for all that the thread that computes has asked until now.
-    pub fn follow(&self) {
-        // SAFETY: takes no pointer.
-        self.0.into_iter().for_each(|index| done(unsafe { ft_stream_follow(index) }));
-    }
-
     /// Waits until all is done that this thread has asked: others may use its results then, and its memory.
     pub fn settle(&self) {
         // SAFETY: takes no pointer.
         self.0.into_iter().for_each(|index| done(unsafe { ft_stream_settle(index) }));
+    }
+}
+
+/// The end of all that a thread had asked of a GPU until then.
+#[derive(Debug)]
+pub(crate) struct Moment(Option<(NonNull<RawMoment>, c_int)>);
+
+// SAFETY: CUDA's events may be used by any thread.
+unsafe impl Send for Moment {}
+
+impl Moment {
+    /// That of this thread, as of now.
+    pub fn now(device: Device) -> Self {
+        let Device::Cuda(index) = device else { return Self(None) };
+        let mut moment = null_mut();
+        // SAFETY: the event that it makes is this one's.
+        done(unsafe { ft_moment_now(&raw mut moment, index as c_int) });
+        Self(NonNull::new(moment).map(|moment| (moment, index as c_int)))
+    }
+
+    /// Lets what this thread asks of the GPU from here on wait for it.
+    pub fn follow(&self) {
+        // SAFETY: the event lives until it is dropped.
+        self.0.iter().for_each(|(moment, index)| done(unsafe { ft_moment_follow(moment.as_ptr(), *index) }));
+    }
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        // SAFETY: it is this one's, and no other has it.
+        self.0.iter().for_each(|(moment, _)| unsafe { ft_moment_free(moment.as_ptr()) });
     }
 }
 

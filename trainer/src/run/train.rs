@@ -20,7 +20,7 @@ use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
-use crate::world::{Arrival, Gradients, Reduction, Shards, World};
+use crate::world::{Arrival, Aside, Gradients, Reduction, Shards, World};
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -171,7 +171,7 @@ impl Run {
                 *arriving = Some(world.give_beside(shares, order, Shards::of(parameters)));
                 return;
             }
-            given = world.give_shares(shares, &shares.tensors(), &Shards::of(parameters));
+            given = world.aside(Aside::Tensors).give_shares(shares, &shares.tensors(), &Shards::of(parameters));
             parameters.iter().enumerate().for_each(|(index, entry)| changed(index, &entry.tensor));
         });
         given

@@ -9,6 +9,9 @@ use super::{Aside, Link, World};
 use crate::aten::nccl::{Meeting, Nccl};
 use crate::error::Failure;
 
+/// The way of gradients and weights. No other has a communicator: NVIDIA advises against two at once, which may wait for each other.
+const TENSORS: usize = Aside::Tensors as usize;
+
 /// One way to the others, and to their GPUs.
 #[derive(Debug)]
 struct Gpus {
@@ -23,16 +26,12 @@ impl World {
         let Device::Cuda(gpu) = device else { return Ok(self) };
         // NCCL refuses two processes on one.
         let locals = self.gather(&[self.local as u64], |_| 1)?;
-        if self.size == 1 || !locals.chunks(self.beside).all(differ) {
-            return Ok(self);
-        }
-        for way in [Aside::Tensors, Aside::Between] {
-            let meeting: Vec<u8> = self.told(|| Ok(Nccl::meeting().map_err(unconnected)?.to_vec()))?;
-            let meeting = Meeting::try_from(meeting).map_err(|_| unconnected("no place to meet"))?;
-            let nccl = Nccl::open(gpu, (self.rank, self.size), &meeting).map_err(unconnected)?;
-            let line = self.aside[way as usize].take();
-            self.aside[way as usize] = line.map(|line| -> Arc<dyn Link> { Arc::new(Gpus { line, nccl }) });
-        }
+        let is_shared = self.any(!locals.chunks(self.beside).all(differ))?;
+        let Some(line) = self.aside[TENSORS].take_if(|_| !is_shared) else { return Ok(self) };
+        let meeting: Vec<u8> = self.told(|| Ok(Nccl::meeting().map_err(unconnected)?.to_vec()))?;
+        let meeting = Meeting::try_from(meeting).map_err(|_| unconnected("no place to meet"))?;
+        let nccl = Nccl::open(gpu, (self.rank, self.size), &meeting).map_err(unconnected)?;
+        self.aside[TENSORS] = Some(Arc::new(Gpus { line, nccl }));
         Ok(self)
     }
 }

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::shards::{BUCKET, Bucket, Shards, buckets, rounds};
 use super::{Aside, World};
-use crate::aten::nccl::Stream;
+use crate::aten::nccl::{Moment, Stream};
 use crate::cpu::simd::add_all;
 use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
@@ -58,6 +58,15 @@ pub struct Reduction<'a> {
     pub to: Option<Shards>,
 }
 
+/// Tensors that are exchanged next.
+struct Told {
+    tensors: Range<usize>,
+    /// Of this process's nodes, the last leaf's the last.
+    sums: Vec<Shards>,
+    /// They are there from then on.
+    when: Moment,
+}
+
 impl Reduction<'_> {
     /// Does `work`, which computes the gradients of the last leaf and tells of those that are there, each once and all in the same
     /// order everywhere. Threads exchange them meanwhile, in that order. `before`: the gradients of this process's other leaves.
@@ -75,13 +84,13 @@ impl Reduction<'_> {
         let others: Vec<Parameters> = before.into_sums().collect();
         // A telling waits for the one before it to be exchanged where gradients change soon.
         let waiting = if self.to.is_some() { 0 } else { self.shares.tensors().len() };
-        let lanes = if self.order == settings::Reduction::Fast { &LANES[..1] } else { &LANES };
+        let lanes = if self.order == settings::Reduction::Fast || self.device.is_cuda() { 1 } else { LANES.len() };
         thread::scope(|threads| {
-            let (tell, exchanging): (Vec<_>, Vec<_>) = (0..lanes.len())
+            let (tell, exchanging): (Vec<_>, Vec<_>) = (0..lanes)
                 .map(|lane| {
                     let (tell, told) = mpsc::sync_channel(waiting);
                     let reduction = self.of_lane(lane);
-                    (tell, threads.spawn(move || reduction.sum_up_what_is(lane, told)))
+                    (tell, threads.spawn(move || reduction.sum_up_what_is([lane, lanes], told)))
                 })
                 .unzip();
             let done = work(&mut |gradients, tensors| {
@@ -91,7 +100,7 @@ impl Reduction<'_> {
                 for tell in &tell {
                     let sums: Vec<Shards> = others.iter().chain([gradients]).map(Shards::of).collect();
                     // No thread listens after a failure, which is found when the thread has ended.
-                    let _ = tell.send((tensors.clone(), sums));
+                    let _ = tell.send(Told { tensors: tensors.clone(), sums, when: Moment::now(self.device) });
                 }
             });
             drop(tell);
@@ -105,14 +114,14 @@ impl Reduction<'_> {
         Self { world: self.world.aside(LANES[lane]), to: self.to.as_ref().map(Shards::shared), ..*self }
     }
 
-    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share. Every lane has
-    /// buckets of its own.
-    fn sum_up_what_is(&self, lane: usize, told: Receiver<(Range<usize>, Vec<Shards>)>) -> Result<(), Failure> {
-        let (world, stream, mut turns) = (&self.world, Stream::enter(self.device), (0..LANES.len()).cycle());
-        let mut room = Tensor::empty([0], (Kind::Float, self.device));
-        for (tensors, sums) in told {
+    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share. Every lane, of so
+    /// many, has buckets of its own.
+    fn sum_up_what_is(&self, [lane, lanes]: [usize; 2], told: Receiver<Told>) -> Result<(), Failure> {
+        let (world, stream, mut turns) = (&self.world, Stream::enter(self.device), (0..lanes).cycle());
+        let mut room = Vec::new();
+        for Told { tensors, sums, when } in told {
             let _span = span_of_exchange("reduction", lane);
-            stream.follow();
+            when.follow();
             let gradients = sums.last().expect("the sum with the last leaf");
             if self.order == settings::Reduction::Fast {
                 world.sum_fast(&tensors, &sums)?;
@@ -155,17 +164,14 @@ impl World {
 
     /// Adds up this process's bucket in the order of the tree, of what the others send and its own sums: in place of the last of
     /// these, or of its copy.
-    fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards], room: &mut Tensor) -> Result<Vec<Tensor>, Failure> {
+    fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards], room: &mut Vec<f32>) -> Result<Vec<Tensor>, Failure> {
         let own = &buckets[self.rank];
         let of = |rank: usize| tree::nodes(self.share_of(rank, leaves)).into_iter().map(move |node| (rank, node));
         let nodes: Vec<(usize, Range<usize>)> = (0..self.size).flat_map(of).collect();
         let senders: Vec<usize> = nodes.iter().map(|(rank, _)| *rank).filter(|rank| *rank != self.rank).collect();
         let lengths: Vec<i64> = senders.iter().flat_map(|_| own.lengths()).map(|length| length as i64).collect();
-        let all: i64 = lengths.iter().sum();
-        if all > room.numel() as i64 {
-            *room = Tensor::empty([all], (room.kind(), room.device()));
-        }
-        let arrived = room.narrow(0, 0, all).split_with_sizes(lengths, 0);
+        let device = sums.last().map_or(Device::Cpu, Shards::device);
+        let arrived = room_of(lengths.iter().sum(), device, room).split_with_sizes(lengths, 0);
         let of_sums = |rank: usize| sums.iter().flat_map(move |sum| buckets[rank].of(sum)).map(move |tensor| (rank, tensor));
         let from = senders.iter().flat_map(|rank| own.lengths().map(|_| *rank));
         self.swap_tensors((0..self.size).flat_map(of_sums), from.zip(arrived.iter().map(Tensor::shallow_clone)))?;
@@ -198,6 +204,17 @@ impl World {
     pub(super) fn to_all<'a>(&self, tensors: &'a [Tensor]) -> impl Iterator<Item = (usize, Tensor)> + use<'a> {
         (0..self.size).flat_map(|rank| tensors.iter().map(move |tensor| (rank, tensor.shallow_clone())))
     }
+}
+
+/// A place for what arrives, on a device; in main memory it is `memory`. There large tensors lie where the thread that computes wants
+/// them (`cpu/arena.rs`), and others would come between at any time.
+fn room_of(count: i64, device: Device, memory: &mut Vec<f32>) -> Tensor {
+    if device != Device::Cpu {
+        return Tensor::empty([count], (Kind::Float, device));
+    }
+    memory.resize(memory.len().max(count as usize), 0.0);
+    // SAFETY: the vector outlives the call of its caller, who keeps no tensor of it, and does not grow before the next.
+    unsafe { Tensor::from_blob(memory.as_mut_ptr().cast(), &[count], &[1], Kind::Float, Device::Cpu) }
 }
 
 /// The sum of some leaves, in parts of tensors.

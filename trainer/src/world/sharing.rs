@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 
 use super::shards::{BUCKET, Shards, buckets, rounds, view};
 use super::{Aside, World};
-use crate::aten::nccl::Stream;
+use crate::aten::nccl::{Moment, Stream};
 use crate::cpu::slices::floats;
 use crate::error::Failure;
 use crate::journal::trace::span_of_exchange;
@@ -39,7 +39,7 @@ impl World {
     /// Begins to give all the share of each, by a thread of its own: some tensors after the others, as `order` says.
     pub fn give_beside(&self, shares: &Shares, order: Vec<Range<usize>>, weights: Shards) -> Arrival {
         let (world, shares, (tell, arrived)) = (self.aside(Aside::Tensors), shares.clone(), mpsc::channel());
-        let device = weights.device();
+        let (device, told) = (weights.device(), Moment::now(weights.device()));
         let give = move |stream: &Stream, some: Range<usize>| {
             world.give_shares(&shares, &some, &weights)?;
             stream.settle();
@@ -49,7 +49,7 @@ impl World {
         };
         let giving = thread::spawn(move || {
             let stream = Stream::enter(device);
-            stream.follow();
+            told.follow();
             order.into_iter().try_for_each(|some| give(&stream, some))
         });
         Arrival { arrived, giving }
