@@ -44,7 +44,7 @@ pub struct State {
     /// In fp16.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
-    /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
+    /// Threads of the CPU kernels: with libtorch's, a sum split over another number of threads can differ in its last bits.
     pub threads: usize,
     /// Sequences per forward pass, which decides the order of a sum as well: not always what the configuration asks for
     /// ([`crate::settings::micro_batch`]).

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::fixture::{Fixture, stderr};
+use crate::fixture::{Fixture, last_checkpoint, stderr, succeed};
 
 const LIBTORCH: &str = "train.engine=libtorch";
 
@@ -41,6 +41,48 @@ fn both_engines_train_alike_for_a_hundred_steps() {
         assert!(own[99] < own[0] - 0.5, "a run that learns nothing compares nothing");
         assert!(worst(&own, &libtorch) < 1e-5, "{name}: {:.1e}", worst(&own, &libtorch));
     }
+}
+
+/// A machine with other cores, or more processes on one, takes up a run with another number of threads.
+#[test]
+fn the_own_kernels_give_the_same_bytes_with_any_number_of_threads() {
+    const WIDE: [&str; 5] =
+        ["train.steps=2", "train.warmup_steps=0", "model.width=144", "train.micro_batch=3", "train.gradient_accumulation=2"];
+    let fixture = Fixture::new();
+    let ways: [&[&str]; 6] = [
+        &["train.dropout=0.1", "train.attention_dropout=0.1"],
+        &["train.precision=bf16", "train.document_mask=true"],
+        &["train.precision=fp16", "train.recompute=full"],
+        &["train.lora.rank=2", "train.lora.dropout=0.1"],
+        &["train.optimizer=muon", "train.precision=bf16"],
+        &["train.optimizer=adafactor"],
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        let with = |threads: &str| {
+            let name = format!("{number}-{threads}");
+            bytes(&fixture.trained(&name, &[&WIDE[..], way, &[&format!("train.threads={threads}")]].concat()))
+        };
+        let expected = with("1");
+        for threads in ["2", "3"] {
+            assert!(with(threads) == expected, "{way:?} differs with {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_the_cores_that_there_are() {
+    let fixture = Fixture::new();
+    let begun = ["train.threads=3", "model.width=144"];
+    let output = fixture.trained("begun", &begun);
+    let (expected, last) = (bytes(&output), last_checkpoint(&output));
+    fs::remove_dir_all(&last).unwrap();
+    let config = fixture.path("begun.toml");
+    fs::write(&config, fs::read_to_string(&config).unwrap().replace("threads = 1\n", "")).unwrap();
+    succeed(&mut fixture.train(&config, &begun[1..]));
+    let state: Value = serde_json::from_slice(&fs::read(last.join("trainer_state.json")).unwrap()).unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(state["threads"], cores);
+    assert!(bytes(&output) == expected, "{cores} threads give other bytes than 3");
 }
 
 /// The optimizer in main memory, recomputation, and a resumption in the middle that changes both: as on a GPU, in its own code.

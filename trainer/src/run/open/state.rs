@@ -11,7 +11,7 @@ use crate::error::Failure;
 use crate::files;
 use crate::model::Shape;
 use crate::preflight;
-use crate::settings::{Precision, TrainConfig, TrainSettings};
+use crate::settings::{Engine, Precision, TrainConfig, TrainSettings};
 use crate::state::guard::Guard;
 use crate::state::loss_scale::LossScale;
 use crate::state::{self, Identity, State};
@@ -67,7 +67,6 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
     let saved = State::read(checkpoint)?;
     let is_longer = fresh.steps > saved.steps;
     let mut differences = fresh.identity.differences(&saved.identity, is_longer);
-    // Without a number in the configuration the run keeps the one it began with, on whatever machine it goes on.
     if settings.threads.is_some_and(|threads| threads != saved.threads) {
         differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
     }
@@ -84,7 +83,9 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
                 fresh.steps, saved.steps
             );
         }
-        return Ok(State { micro_batch, identity: fresh.identity.clone(), steps: fresh.steps, ..saved });
+        // The bits of the CPU's own kernels do not depend on it, and this machine may have other cores, or more processes on them.
+        let threads = if settings.engine == Engine::Own { fresh.threads } else { saved.threads };
+        return Ok(State { micro_batch, threads, identity: fresh.identity.clone(), steps: fresh.steps, ..saved });
     }
     Err(Failure::input(format!(
         "{} belongs to a run with another configuration:\n  {}\nrestore the configuration to resume, or train into another output directory",
@@ -130,8 +131,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step. A run that is resumed has
-/// the threads that it began with, on any machine.
+/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step.
 pub(super) fn check_threads(settings: &TrainSettings) -> Result<(), Failure> {
     let (threads, most) = (settings.threads.unwrap_or(1), THREADS_PER_CORE * cores());
     if threads <= most {
