@@ -1,6 +1,6 @@
 """Fifty steps of two processes of `ft-trainer` beside two of transformers' Trainer, both under torchrun over Gloo, on the same data.
 
-Usage: python trainer_of_two.py PATH/TO/ft-trainer        by hand: it needs accelerate too
+Usage: python trainer_of_two.py PATH/TO/ft-trainer
 
 GPT-2 in float32 with AdamW, a linear schedule, accumulation and clipping; one line with the largest relative error of the fifty losses; exit code 1
 when it exceeds its bar.

@@ -58,11 +58,14 @@ pub fn wants_grid() -> bool {
     std::env::var_os("FT_GRID").is_some()
 }
 
+fn values_of(values: &[&str]) -> Vec<String> {
+    SHARED.iter().chain(values).map(|value| (*value).to_owned()).collect()
+}
+
 /// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
 /// Only the first knows `output`.
 fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
-    let values: Vec<String> = SHARED.iter().chain(values).map(|value| (*value).to_owned()).collect();
-    let config = file::read(&fixture.config(output), &values).unwrap();
+    let config = file::read(&fixture.config(output), &values_of(values)).unwrap();
     let (stop, save) = (AtomicBool::new(false), AtomicBool::new(false));
     let is_evaluated = || fs::read_to_string(fixture.path(output).join("steps.jsonl")).is_ok_and(|log| log.contains("perplexity"));
     let wishes = Wishes { stop: &stop, save: &save };
@@ -131,9 +134,14 @@ fn any_number_of_processes_trains_to_the_bytes_of_one() {
     // Tensors of several blocks, parts of which each has.
     let large = ["model.width=256", "model.layers=1"];
     let one_each = ["train.leaves=4", "train.gradient_accumulation=4"];
-    let ways: [Way<'_>; 11] = [
+    let own = [FOUR, "train.engine=own"];
+    let ways: [Way<'_>; 15] = [
         (&[&[FOUR]], &[(2, 0), (3, 0), (4, 0), (4, 1), (3, 2)]),
-        (&[&[FOUR, "train.engine=own"]], &[(3, 0), (2, 1)]),
+        (&[&own], &[(3, 0), (2, 1)]),
+        (&[&own, &["train.precision=bf16", "train.dropout=0.1", "train.document_mask=true"]], &[(3, 1)]),
+        (&[&own, &["train.precision=fp16", "train.lora.rank=2"]], &[(2, 2)]),
+        (&[&own, &["train.optimizer=muon", "train.offload=optimizer"]], &[(3, 1)]),
+        (&[&[FOUR, "train.offload=model", "train.recompute=host"]], &[(2, 2), (4, 1)]),
         (&[&[FOUR, "train.precision=bf16", "train.dropout=0.1"]], &[(4, 1)]),
         (&[&[FOUR, "train.precision=fp16", "train.loss_scaling.growth_interval=1"]], &[(2, 2)]),
         (&[&[FOUR, "train.document_mask=true", "train.attention_dropout=0.1"]], &[(3, 1)]),
@@ -213,6 +221,41 @@ fn all_end_with_the_best_weights() {
     let summary: Value = serde_json::from_slice(&fs::read(expected.join("summary.json")).unwrap()).unwrap();
     assert!(summary["best_step"].as_u64().unwrap() < 4, "{summary}");
     assert_same(&expected, &trained(&fixture, "shared", 2, &values));
+}
+
+/// Steps that are not trusted, and the end, are decided from numbers that all have.
+#[test]
+fn all_skip_the_same_steps_and_stop_together() {
+    let fixture = Fixture::validated_by_strangers();
+    let values = [FOUR, "train.steps=400", "train.gradient_accumulation=4", "train.eval_every=150", "train.checkpoint_every=150"];
+    let values = [&values[..], &["train.skip_spikes=0.5", "train.early_stopping_patience=1", "train.learning_rate=0.1"]].concat();
+    let expected = trained(&fixture, "alone", 1, &values);
+    let state: Value = serde_json::from_slice(&fs::read(newest(&expected).join("trainer_state.json")).unwrap()).unwrap();
+    assert!(state["skipped"].as_u64().unwrap() > 0 && state["step"].as_u64().unwrap() < 400, "{state}");
+    assert_same(&expected, &trained(&fixture, "shared", 3, &[&values[..], &["train.zero=1"]].concat()));
+}
+
+/// Free memory differs between machines: the least of them decides for all.
+#[test]
+fn the_smallest_micro_batch_that_one_can_take_is_that_of_all() {
+    let fixture = Fixture::new();
+    let config = file::read(&fixture.config("all"), &values_of(&[FOUR, "train.micro_batch=auto"])).unwrap();
+    let outcomes: Vec<_> = thread::scope(|threads| {
+        let begin = |world: World| {
+            let mut config = config.clone();
+            config.micro_batch_limit = Some(if world.rank() == 1 { 1 } else { 2 });
+            if !world.leads() {
+                config.output = fixture.path(&elsewhere(world.rank()));
+            }
+            let never = AtomicBool::new(false);
+            threads.spawn(move || train(&config, &world, Wishes { stop: &never, save: &never }).map(|_| ()))
+        };
+        World::of_threads(2).into_iter().map(begin).collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let state: Value = serde_json::from_slice(&fs::read(newest(&fixture.path("all")).join("trainer_state.json")).unwrap()).unwrap();
+    assert_eq!(state["micro_batch"], 1);
+    assert_same(&trained(&fixture, "alone", 1, &[FOUR, "train.micro_batch=auto", "micro_batch_limit=1"]), &fixture.path("all"));
 }
 
 #[test]
