@@ -17,12 +17,19 @@ fn finish(sandbox: &Sandbox, id: &str) -> Vec<(String, Vec<u8>)> {
     sandbox.results(id)
 }
 
+/// Two processes share each machine.
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn a_job_that_loses_its_machines_ends_with_the_bytes_of_one_that_lost_none() {
     let mut sandbox = Sandbox::new();
     let devcloud = Devcloud::start(&mut sandbox, "10");
-    let job = on_gce(&sandbox, "undisturbed", STEPS, "ftctl");
+    let of_two = |name| {
+        let job = on_gce(&sandbox, name, STEPS, "ftctl");
+        let text = fs::read_to_string(&job).unwrap().replace("[train]\n", "[train]\ndevice = \"cpu\"\n");
+        fs::write(&job, text + "[compute]\nprocesses_per_node = 2\n").unwrap();
+        job
+    };
+    let job = of_two("undisturbed");
     let plan = sandbox.ok(&["plan", job.to_str().unwrap()]);
     assert!(plan.contains("0.908039USD an hour"), "{plan}");
     let expected = finish(&sandbox, &sandbox.submit(&job));
@@ -30,7 +37,7 @@ fn a_job_that_loses_its_machines_ends_with_the_bytes_of_one_that_lost_none() {
     // No machine in the first zone; the first that is made goes while it boots, and two more while they train.
     devcloud
         .goes_wrong(r#"{ "boot": "1s", "stock_outs": ["us-central1-a"], "preemptions": [{ "instance": "-a1", "after": "0s" }] }"#);
-    let id = sandbox.submit(&on_gce(&sandbox, "disturbed", STEPS, "ftctl"));
+    let id = sandbox.submit(&of_two("disturbed"));
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     for attempt in [2, 3] {
         Sandbox::until("a step of the attempt", || {

@@ -159,12 +159,15 @@ fn weights(place: &Place, job: &str) -> Vec<u8> {
 
 const STEPS: u32 = 400;
 
+/// Of the two processes that train in its container.
+const SHARED: [&str; 2] = ["--set", "compute.processes_per_node=2"];
+
 #[test]
 #[ignore = "needs a container engine: tests/run starts one"]
 fn docker_carries_a_job_to_its_end_with_either_store_and_any_death() {
     let azurite = azurite::start();
     let calm = Place::in_azurite(azurite.container());
-    let said = Sandbox::said(&mut calm.quickstart(&["run"], STEPS, &[]));
+    let said = Sandbox::said(&mut calm.quickstart(&["run"], STEPS, &SHARED));
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert!(said.stdout.contains("succeeded"), "{}", said.stdout);
     let undisturbed = weights(&calm, "quickstart-docker");
@@ -178,7 +181,8 @@ fn docker_carries_a_job_to_its_end_with_either_store_and_any_death() {
 }
 
 fn dies_in_every_way(place: &Place) {
-    let mut run = place.quickstart(&["run"], STEPS, &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("ftctl runs");
+    let mut run =
+        place.quickstart(&["run"], STEPS, &SHARED).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("ftctl runs");
     until(|| place.run(&["status", "quickstart-docker"]).code == Some(0));
     let job = place.json(&["status", "quickstart-docker"])["id"].as_str().expect("an id").to_owned();
     place.trained_to(&job, 60);

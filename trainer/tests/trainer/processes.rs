@@ -210,12 +210,30 @@ fn a_wish_that_one_hears_stops_all() {
     while !fs::read_to_string(&log).is_ok_and(|log| log.contains("learning_rate")) {
         sleep(Duration::from_millis(5));
     }
-    terminate(&processes[1]);
+    signal(&processes[1], "-TERM");
     assert_eq!(codes(&mut processes, SOME_TIME), [Some(75), Some(75)]);
     let ended = outputs(processes);
     let said = String::from_utf8_lossy(&ended[0].stdout).into_owned();
     assert!(said.contains("stopped on request; checkpoint step-0"), "{said}{}", stderr(&ended[0]));
     assert!(ended.iter().all(|output| output.stderr.is_empty()), "{ended:?}");
+}
+
+/// A machine may be taken away soon: one hears of it, and all write one checkpoint together and go on.
+#[test]
+fn a_notice_that_one_hears_is_one_checkpoint_of_all() {
+    let fixture = Fixture::new();
+    let rare = [FOUR, "train.steps=60", "train.checkpoint_every=60", "train.eval_every=60"];
+    let expected = trained(&fixture, "undisturbed", 1, &rare);
+    let mut processes = start(&fixture, "warned", 2, &[&rare[..], &["train.zero=1"]].concat(), |_| Vec::new());
+    let log = fixture.path("warned").join("steps.jsonl");
+    while !fs::read_to_string(&log).is_ok_and(|log| log.contains("learning_rate")) {
+        sleep(Duration::from_millis(5));
+    }
+    signal(&processes[1], "-URG");
+    assert_eq!(codes(&mut processes, SOME_TIME), [Some(0), Some(0)]);
+    let said = String::from_utf8_lossy(&outputs(processes)[0].stdout).into_owned();
+    assert_eq!(said.matches("\ncheckpoint step-").count(), 2, "{said}");
+    assert_same(&expected, &fixture.path("warned"));
 }
 
 #[test]
@@ -229,7 +247,7 @@ fn processes_with_other_settings_are_refused() {
     assert!(!Path::new(&fixture.path("mixed")).join("steps.jsonl").exists());
 }
 
-fn terminate(process: &Child) {
+fn signal(process: &Child, signal: &str) {
     let pid = process.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
 }
