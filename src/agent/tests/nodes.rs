@@ -185,6 +185,27 @@ async fn nodes_wait_for_each_other_for_a_while() {
     assert_eq!(bench.agent().first_look().await.unwrap(), None, "that is for the first node to write");
 }
 
+/// Two signs of life, and no more: its machine is gone.
+#[tokio::test(start_paused = true)]
+async fn a_first_node_that_falls_silent_ends_the_attempt_in_a_minute() {
+    let bench = gang("exit 0").await;
+    let beats = async {
+        for beat in [1, 2] {
+            let beat = serde_json::json!(
+                { "schema": "ftctl.heartbeat/1", "beat": beat, "time": "2026-01-01T00:00:00Z", "phase": "training" }
+            );
+            write_json(&*bench.store, &path::heartbeat(&bench.order.job, 1), &beat, Condition::Always).await.unwrap();
+            sleep(Duration::from_secs(10)).await;
+        }
+        tokio::time::Instant::now()
+    };
+    let (agent, cache) = (bench.agent_of(1), bench.path("cache"));
+    let (last, record) = tokio::join!(beats, agent.follow(&cache, std::future::pending()));
+    let record = record.unwrap();
+    assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 0 has been silent for 60 s"));
+    assert!(last.elapsed() < Duration::from_secs(65), "{:?} after its last word", last.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_answers_late_makes_no_node_silent() {
     let (bench, minutes) = (gang("exit 0").await, Duration::from_secs(2 * 60));
