@@ -10,11 +10,11 @@ use std::{
 use clap::Args;
 use clap_complete::{
     Shell,
-    engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate},
+    engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _},
     env::{EnvCompleter, Shells},
 };
 
-use super::{App, schema::reference};
+use super::{App, init, schema::reference};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -73,10 +73,22 @@ pub fn answer(arguments: &[OsString]) -> Option<Result<Vec<u8>, Failure>> {
     Some(completed.map(|()| answer))
 }
 
+/// Jobs, and directories of this machine.
+pub fn models() -> ArgValueCompleter {
+    ArgValueCompleter::new(|typed: &OsStr| {
+        let jobs = known_jobs().into_iter().filter(|job| typed.to_str().is_some_and(|typed| job.starts_with(typed)));
+        candidates(jobs).into_iter().chain(PathCompleter::dir().complete(typed)).collect()
+    })
+}
+
 /// Jobs of the user's store, by name and id, where that is a directory: completing a word waits for no network. A project's own
 /// store is not asked, because pressing a key is no word of trust.
 pub fn jobs() -> ArgValueCandidates {
     ArgValueCandidates::new(|| candidates(known_jobs()))
+}
+
+pub fn templates() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(init::templates().map(str::to_owned)))
 }
 
 pub fn backends() -> ArgValueCandidates {

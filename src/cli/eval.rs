@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{App, model, trainer};
+use super::{App, completion, model, trainer};
 use crate::exit::Failure;
 
 /// Measure a model's loss and perplexity on a prepared dataset, on this machine; prints JSON
@@ -12,6 +12,7 @@ use crate::exit::Failure;
 #[command(after_help = "Example:\n  ftctl eval quickstart@300 --data prepared")]
 pub struct Arguments {
     /// A job, one of its checkpoints (NAME@STEP), or any Hugging Face directory of a GPT-2
+    #[arg(add = completion::models())]
     model: String,
     /// A directory that `ftctl prepare` wrote
     #[arg(long, value_name = "DIR")]
@@ -35,6 +36,9 @@ enum Split {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        if app.dry_run {
+            return app.output.show(&model::intent(&self.model, "measure it"));
+        }
         let model = model::directory(app, &self.model)?;
         let data = trainer::directory(app, &self.data, "`ftctl prepare --out DIR` makes one from text")?;
         let split = match self.split {

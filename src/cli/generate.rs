@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{App, model, trainer};
+use super::{App, completion, model, trainer};
 use crate::{exit::Failure, job::report::Format};
 
 /// Let a model continue text, on this machine
@@ -12,6 +12,7 @@ use crate::{exit::Failure, job::report::Format};
 )]
 pub struct Arguments {
     /// A job, one of its checkpoints (NAME@STEP), or any Hugging Face directory of a GPT-2 with its tokenizer
+    #[arg(add = completion::models())]
     model: String,
     /// Text to continue; may be repeated, which makes a batch
     #[arg(long, required = true)]
@@ -35,6 +36,9 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        if app.dry_run {
+            return app.output.show(&model::intent(&self.model, "continue the prompt"));
+        }
         let model = model::directory(app, &self.model)?;
         let mut arguments = vec!["generate".into(), "--model".into(), model];
         for prompt in &self.prompt {

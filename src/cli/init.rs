@@ -10,7 +10,7 @@ use clap::Args;
 use ft_trainer::files;
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent, schema};
+use super::{App, completion, intent::Intent, schema};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -32,7 +32,7 @@ use crate::{
 )]
 pub struct Init {
     /// The template
-    #[arg(default_value = TEMPLATES[0].name)]
+    #[arg(default_value = TEMPLATES[0].name, add = completion::templates())]
     template: String,
     /// Show the templates
     #[arg(long, conflicts_with_all = ["template", "backend", "out", "force"])]
@@ -58,6 +58,10 @@ struct Template {
     name: &'static str,
     about: &'static str,
     text: &'static str,
+}
+
+pub(super) fn templates() -> impl Iterator<Item = &'static str> {
+    TEMPLATES.iter().map(|template| template.name)
 }
 
 const TEMPLATES: &[Template] = &[
@@ -193,7 +197,7 @@ fn bounded(path: &Path) -> Result<String, String> {
 }
 
 fn unknown(name: &str) -> Failure {
-    let known: Vec<&str> = TEMPLATES.iter().map(|template| template.name).collect();
+    let known: Vec<&str> = templates().collect();
     Failure::new(Exit::Usage, format!("there is no template `{name}`")).fix(suggest(name, &known, "templates"))
 }
 

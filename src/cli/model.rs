@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use ft_trainer::state::OF_RESUMING;
 
-use super::App;
+use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -43,6 +43,11 @@ pub fn directory(app: &App<'_>, text: &str) -> Result<OsString, Failure> {
         Err(failure) if failure.exit == Exit::NotFound && failure.message.starts_with("there is no job") => Err(missing()),
         fetched => Ok(fetched?.into_os_string()),
     }
+}
+
+/// The acts of a command that loads a model.
+pub fn intent(model: &str, act: &str) -> Intent {
+    Intent(vec![format!("fetch and build what is missing of {model} and the trainer, and {act}")])
 }
 
 /// Puts the directory in the place of a job that `initial_weights` names, and notes which commits names of the hub stand for.

@@ -31,7 +31,7 @@ pub struct Arguments {
     /// The horizontal axis of the charts
     #[arg(long, value_enum, default_value_t)]
     over: Over,
-    /// The file to write; an existing file is replaced [default: the ids, .html]
+    /// The file to write, `-` for stdout; an existing file is replaced [default: the ids, .html]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -88,6 +88,9 @@ impl Arguments {
         }
         let charts = charts(self.over, &jobs.iter().map(|(_, _, course)| course).collect::<Vec<_>>());
         let facts = beside_each_other(jobs.into_iter().map(|(facts, ..)| facts));
+        if out.as_os_str() == "-" {
+            return app.output.data(page(&ids, &facts, &charts).as_bytes());
+        }
         let target = app.working_directory.join(&out);
         fs::write(&target, page(&ids, &facts, &charts))
             .map_err(|error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", target.display())))?;

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{App, adopt::Adopt, completion, follow, submit::Submitted};
-use crate::{exit::Failure, output::Show};
+use crate::{exit::Failure, job::state::State, output::Show};
 
 /// Wait for the end of jobs, one after the other; the exit code is that of the first job that failed
 ///
@@ -29,6 +29,9 @@ impl Arguments {
         for job in &self.jobs {
             let (mut world, record) = app.block_on(app.job(job))?;
             self.adopt.ask(app, &mut world, &record)?;
+            if record.state != State::Finished {
+                app.output.report().line(&format!("Waiting for the end of {}", record.id));
+            }
             let record = app.block_on(Box::pin(self.waiting.to_the_end(&world, &record.id, async { Ok(()) })))?;
             verdict = verdict.and(follow::verdict(&record));
             ended.0.push(Submitted::of(&record));

@@ -39,9 +39,10 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// The repository of this name; a published GPT-2 needs no owner.
+    /// The repository of this name; a published GPT-2, and what was distilled of it, need no owner.
     pub fn parse(kind: Kind, text: &str) -> Result<Self, String> {
-        let known = (kind == Kind::Models).then(|| published(text)).flatten();
+        let distilled = (text == "distilgpt2").then_some("distilbert/distilgpt2");
+        let known = (kind == Kind::Models).then(|| published(text).or(distilled)).flatten();
         let Some((owner, name)) = known.unwrap_or(text).split_once('/') else {
             return Err(format!("`{}` is no name of the hub: it is written OWNER/NAME, as on its page", text.escape_debug()));
         };

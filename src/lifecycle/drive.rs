@@ -9,7 +9,7 @@ use super::{
     Next, Result, World, image, journal,
     journal::Journal,
     notify::{self, News},
-    step, upload,
+    step, supervise, upload,
     vigil::Vigil,
     watch::Watch,
 };
@@ -255,7 +255,7 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
         exit if !last_try && may_pass(exit, job) => {
             world.report.warn(&format!("{}; trying again", failure.message));
             if job.record.simulated && exit != Exit::Failure && failures == 1 {
-                world.report.line(&format!("Where its simulated cloud has ended: `ftctl down {} --cloud-is-gone`", job.record.id));
+                world.report.line(&supervise::gone(&job.record.id));
             }
             world.clock.sleep(job.record.plan.retry.pause(failures)).await;
             job.reload().await

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     exit::{Exit, Failure},
     job::{
-        id::AttemptId,
+        id::{AttemptId, JobId},
         record::Record,
         state::{Outcome, State},
     },
@@ -76,6 +76,9 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
         Err(failure) if failure.exit == Exit::Network => {
             if !std::mem::replace(&mut vigil.out_of_sight, true) {
                 world.report.warn(&format!("cannot reach the machine of {id}: {}; ftctl keeps trying", failure.message));
+                if job.record.simulated {
+                    world.report.line(&gone(&id));
+                }
             }
             Ok(None)
         }
@@ -87,6 +90,11 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
             Ok(Some(observation))
         }
     }
+}
+
+/// The way out where nothing can answer any more.
+pub(super) fn gone(id: &JobId) -> String {
+    format!("Where its simulated cloud has ended: `ftctl down {id} --cloud-is-gone`")
 }
 
 /// Before the machine of a job that has succeeded is taken away, its service may finish; a user who wants an end has it at once.

@@ -262,6 +262,22 @@ fn a_job_of_a_simulated_cloud_that_has_ended_is_ended_without_it() {
     assert!(said.stderr.contains(&format!("fix: ftctl down {real}")), "{}", said.stderr);
     assert_eq!(sandbox.json(&["status", &real])["state"], "running");
 
+    // Nothing answers there any more: what would try for ever says how it ends.
+    for verb in [&["down", &simulated, "-y"][..], &["cancel", &simulated, "--now"]] {
+        let mut command = sandbox.command(verb);
+        command.envs([
+            ("FTCTL_ENDPOINT_GCE", "http://127.0.0.1:9"),
+            ("CLOUDSDK_AUTH_ACCESS_TOKEN", "token"),
+            ("CLOUDSDK_CORE_PROJECT", "p"),
+        ]);
+        let mut asked = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+        let mut lines = BufReader::new(asked.stderr.take().expect("piped")).lines().map_while(Result::ok);
+        let hint = format!("Where its simulated cloud has ended: `ftctl down {simulated} --cloud-is-gone`");
+        let mut told = Vec::new();
+        assert!(lines.by_ref().inspect(|line| told.push(line.clone())).any(|line| line == hint), "{verb:?} says {told:?}");
+        asked.kill().expect("killed");
+        asked.wait().expect("waited");
+    }
     let would = sandbox.ok(&["down", &simulated, "--cloud-is-gone", "--dry-run"]);
     assert!(would.contains(&format!("end {simulated} without asking gce")), "{would}");
     assert_eq!(sandbox.json(&["status", &simulated])["state"], "running", "it was only looked at");

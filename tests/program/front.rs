@@ -362,8 +362,18 @@ fn a_shell_completes_verbs_files_jobs_backends_and_keys() {
     let id = sandbox.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
     assert_eq!(completed(&sandbox, &["ftctl", "rep"]), ["report"]);
     assert_eq!(completed(&sandbox, &["ftctl", "plan", "jo"]), ["job.toml"]);
-    assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]), ["shown".to_owned(), id]);
+    assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]), ["shown", &id]);
     assert_eq!(completed(&sandbox, &["ftctl", "plan", "--backend", "az"]), ["azureml"]);
+    assert_eq!(completed(&sandbox, &["ftctl", "init", "quickstart-"]), ["quickstart-docker"]);
+    std::fs::create_dir(sandbox.path("shown-model")).expect("a directory");
+    for verb in ["generate", "eval"] {
+        assert_eq!(completed(&sandbox, &["ftctl", verb, "show"]), ["shown", &id, "shown-model/"], "{verb}");
+        let would =
+            sandbox
+                .ok(&[&[verb, "shown", "--dry-run"][..], if verb == "eval" { &["--data", "x"] } else { &["--prompt", "x"] }]
+                    .concat());
+        assert!(would.starts_with("would fetch and build what is missing of shown and the trainer"), "{would}");
+    }
     let keys = completed(&sandbox, &["ftctl", "run", "job.toml", "--set", "train.st"]);
     assert!(keys.contains(&"train.steps=".to_owned()) && keys.iter().all(|key| key.starts_with("train.st")), "{keys:?}");
     // Pressing a key is no trust in a project: its store is not looked into.

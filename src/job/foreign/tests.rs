@@ -360,7 +360,10 @@ fn what_the_program_drops_is_dropped() {
         _ => Err(file.to_owned()),
     };
     assert_eq!(rates(&started, &config), [20, 0]);
-    assert_eq!(rates(&format!("{started} --config_overrides resid_pdrop=0.3,embd_pdrop=0.3"), &config), [30, 0]);
+    for named in ["--model_name_or_path mine", "--config_name mine", "--config_name gpt2"] {
+        let found = problems(&format!("{SMALL} {named} --config_overrides n_layer=2"));
+        assert!(found.contains("--config_overrides: the program refuses it beside --model_name_or_path"), "{named} gave {found}");
+    }
 
     let none = format!("{SMALL} --config_overrides n_layer=2,n_embd=64,n_head=2,embd_pdrop=0,resid_pdrop=0,attn_pdrop=0");
     assert_eq!(rates(&none, NOTHING), [0, 0]);

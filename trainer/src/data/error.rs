@@ -60,6 +60,8 @@ pub enum DataError {
     NotText { path: PathBuf, column: String, place: String },
     #[error("{path} is malformed in {place}: {reason}; correct it or leave the file out")]
     Malformed { path: PathBuf, place: String, reason: String },
+    #[error("{0}. `on_bad_row = \"skip\"` leaves such rows out")]
+    BadRow(Box<DataError>),
     #[error("{path} holds no text to read as it is: it is {what}; {fix}")]
     OtherContent { path: PathBuf, what: String, fix: &'static str },
     #[error("{path} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that")]

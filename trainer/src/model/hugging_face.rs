@@ -139,7 +139,7 @@ pub(super) fn expect_one_of(config: &Map<String, Value>, key: &str, known: &[&st
 }
 
 pub(super) fn expect_dtype(config: &Map<String, Value>) -> Result<(), String> {
-    let known = ["float32", "float16", "bfloat16"];
+    let known = ["float32", "float16", "bfloat16", "float64"];
     let refused = ["dtype", "torch_dtype"].into_iter().find_map(|key| match config.get(key)? {
         Value::Null => None,
         Value::String(found) if known.contains(&found.strip_prefix("torch.").unwrap_or(found)) => None,

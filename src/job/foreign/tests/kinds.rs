@@ -164,6 +164,10 @@ fn a_configuration_and_a_tokenizer_may_lie_in_a_directory() {
         let found = translated(flags, config).expect_err(flags).what;
         assert!(found.contains(problem), "{flags} gave {found}");
     }
+    // That of weights, too.
+    assert_eq!(of("--model_name_or_path ./my").expect("a job").train.block_size, 256);
+    let longer = translated("--model_name_or_path ./my --block_size 4096", mine).expect_err("too long").what;
+    assert!(longer.contains("--block_size: a block of 4096 tokens is longer than the model's context of 256"), "{longer}");
     let created = super::job(&format!("{SMALL} --config_overrides n_positions=102,n_embd=48,n_head=4,n_layer=2"));
     assert_eq!((created.train.block_size, created.model.context), (102, Some(102)));
 }

@@ -120,17 +120,21 @@ const LINEAR_DECAY: &str = "linear_decay";
 const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
 /// Names of datasets from before their owners were part of them, and whether there is text for validation.
-const OLD_DATASETS: [(&str, &str, bool); 5] = [
+const OLD_DATASETS: [(&str, &str, bool); 8] = [
     ("wikitext", "Salesforce/wikitext", true),
     ("openwebtext", "Skylion007/openwebtext", false),
     ("bookcorpus", "bookcorpus/bookcorpus", false),
     ("ptb_text_only", "ptb-text-only/ptb_text_only", true),
     ("c4", "allenai/c4", true),
+    ("imdb", "stanfordnlp/imdb", false),
+    ("ag_news", "fancyzhx/ag_news", false),
+    ("lambada", "cimec/lambada", true),
 ];
 
 // What stands in a job only until all flags are known, too.
 const DATASET: &str = "dataset_name";
 const DATASET_CONFIG: &str = "dataset_config_name";
+const OVERRIDES: &str = "config_overrides";
 
 /// The size that a name on the hub stands for.
 fn published(name: &str) -> Option<&'static str> {
@@ -332,6 +336,7 @@ const SHAPE: [(&str, &str); 4] =
 
 /// `n_layer=6,resid_pdrop=0`.
 fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set(OVERRIDES, true);
     for pair in value.split(',') {
         let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=VALUE"))?;
         if let Some((_, key)) = SHAPE.iter().find(|(known, _)| *known == name) {
@@ -372,6 +377,11 @@ fn settle(job: &mut Job) {
         job.values.remove("train.epochs");
     }
     let has_size = [WEIGHTS, PRESET, CONFIG].iter().any(|key| job.values.contains_key(*key));
+    if job.values.remove(OVERRIDES).is_some() && has_size {
+        let problem =
+            "--config_overrides: the program refuses it beside --model_name_or_path and --config_name; take it out, or them";
+        job.problems.push(problem.to_owned());
+    }
     if let Some(kind) = job.values.remove(TYPE).filter(|_| !has_size) {
         let problem = format!("--model_type: {kind} is not a size without --model_name_or_path or --config_name; give one of them");
         job.problems.push(problem);
@@ -390,8 +400,8 @@ fn settle(job: &mut Job) {
     }
 }
 
-/// The numbers of a `config.json` that is not the weights' own, and a block that fits them: the program takes the model's context
-/// where no block is given, and 1024 tokens at most.
+/// The numbers of a `config.json` that is not the weights' own, and a block that fits the model: the program takes its context where
+/// no block is given, and 1024 tokens at most.
 fn shape(job: &mut Job) {
     let found = job.model_config.as_ref().map(numbers);
     if let (Some(name), Some(found)) = (job.take_word(CONFIG), found) {
@@ -400,7 +410,8 @@ fn shape(job: &mut Job) {
             Err(problem) => job.problems.push(format!("--config_name: {name}: {problem}")),
         }
     }
-    let Some(context) = job.number(CONTEXT) else { return };
+    let of_weights = || job.model_config.as_ref().and_then(|config| Some(Shape::of_config(config).ok()?.context as f64));
+    let Some(context) = job.number(CONTEXT).or_else(of_weights) else { return };
     match job.number(BLOCK_SIZE) {
         Some(block) if block > context => {
             job.problems.push(format!("--block_size: a block of {block} tokens is longer than the model's context of {context}"));

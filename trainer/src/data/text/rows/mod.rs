@@ -106,7 +106,7 @@ impl<'a> Table<'a> {
     /// A row of which nothing can be made.
     fn bad(&mut self, error: DataError) -> Result<(), DataError> {
         if self.reading.on_bad_row == OnBadRow::Fail {
-            return Err(error);
+            return Err(DataError::BadRow(Box::new(error)));
         }
         self.left_out += 1;
         self.first.get_or_insert(error);

@@ -184,7 +184,8 @@ fn bad_rows_are_left_out_where_that_is_wished() {
     ];
     for (name, content, rows, first, expected) in cases {
         let path = folder.file(name, content);
-        assert!(read(&path, None).is_err(), "{name}");
+        let refused = read(&path, None).expect_err(name).to_string();
+        assert!(refused.contains(first) && refused.contains("`on_bad_row = \"skip\"` leaves such rows out"), "{name}: {refused}");
         let (found, left_out) = read_as(&path, &SKIP).expect(name);
         assert!(found == expected && left_out.left_out == rows, "{name}: {found:?} {left_out:?}");
         assert!(left_out.first.as_deref().is_some_and(|message| message.contains(first)), "{name}: {left_out:?}");
