@@ -4,7 +4,7 @@ use std::{
     future::{Future, pending},
     io,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -59,15 +59,39 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
 /// How a wait for the end of a job ends before that.
 #[derive(Debug, Default, Args)]
 pub struct Waiting {
-    /// Stop waiting for the end after this time; the job goes on
+    /// Stop waiting for the end after this time, which begins with the command; a job that is there goes on
     #[arg(long, value_name = "DURATION")]
     pub timeout: Option<Span>,
     /// Cancel the job on Ctrl-C, SIGTERM or --timeout, with a checkpoint, instead of leaving it running
     #[arg(long)]
     pub cancel_on_interrupt: bool,
+    /// Of that time what is over already.
+    #[arg(skip)]
+    spent: Duration,
 }
 
 impl Waiting {
+    /// Does work that comes before the wait, in the time of the wait.
+    pub async fn spend<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let started = Instant::now();
+        let done = work.await;
+        self.spent += started.elapsed();
+        done
+    }
+
+    /// [`Waiting::spend`] for work without which there is no job, for as long as there is time.
+    pub async fn spend_at_most<T>(&mut self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let whole = over(self.timeout, self.spent);
+        let bounded = async {
+            tokio::select! {
+                done = work => done,
+                waited = whole => Err(Failure::new(Exit::Deadline, format!("waited {waited}; nothing was submitted"))
+                    .fix("give a longer --timeout, or end the job of this name")),
+            }
+        };
+        self.spend(bounded).await
+    }
+
     /// [`to_the_end`], or to the end that the interruption brings about.
     pub async fn to_the_end(
         &self,
@@ -75,7 +99,7 @@ impl Waiting {
         id: &JobId,
         log: impl Future<Output = Result<(), Failure>>,
     ) -> Result<Record, Failure> {
-        let ended = to_the_end(world, id, self.timeout, log).await;
+        let ended = to_the_end(world, id, (self.timeout, self.spent), log).await;
         let Err(failure) = &ended else { return ended };
         if !(self.cancel_on_interrupt && matches!(failure.exit, Exit::Interrupted | Exit::Terminated | Exit::Deadline)) {
             return ended;
@@ -94,11 +118,11 @@ impl Waiting {
 const GRACE: Duration = Duration::from_secs(30);
 
 /// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM and the end of
-/// `timeout` detach: the job goes on.
+/// `timeout`, of which a part is spent, detach: the job goes on.
 pub async fn to_the_end(
     world: &World,
     id: &JobId,
-    timeout: Option<Span>,
+    (timeout, spent): (Option<Span>, Duration),
     log: impl Future<Output = Result<(), Failure>>,
 ) -> Result<Record, Failure> {
     tokio::select! {
@@ -107,17 +131,17 @@ pub async fn to_the_end(
             both.map(|(record, ())| record).map_err(|failure| goes_on(id, failure))
         }
         exit = interrupt() => Err(detached(id, exit)),
-        waited = over(timeout) => {
+        waited = over(timeout, spent) => {
             let message = format!("waited {waited} for the job {id}; it is still running");
             Err(Failure { message, ..detached(id, Exit::Deadline) })
         }
     }
 }
 
-/// Returns after the timeout; without one, never.
-async fn over(timeout: Option<Span>) -> Span {
+/// Returns after the timeout, of which a part is spent; without one, never.
+async fn over(timeout: Option<Span>, spent: Duration) -> Span {
     let Some(span) = timeout else { return pending().await };
-    tokio::time::sleep(span.0).await;
+    tokio::time::sleep(span.0.saturating_sub(spent)).await;
     span
 }
 

@@ -1,6 +1,6 @@
 //! `ftctl logs`: the output of a job.
 
-use std::{io, mem::take, str::FromStr};
+use std::{io, mem::take, str::FromStr, time::Duration};
 
 use async_trait::async_trait;
 use clap::Args;
@@ -112,7 +112,7 @@ fn follow_or_show(world: &World, id: &JobId, follow: bool, log: impl Future<Outp
         if !follow {
             return log.await;
         }
-        let ended = follow::to_the_end(world, id, None, log).await?;
+        let ended = follow::to_the_end(world, id, (None, Duration::ZERO), log).await?;
         follow::verdict(&ended)
     })
 }

@@ -26,17 +26,18 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+    pub fn run(mut self, app: &mut App<'_>) -> Result<(), Failure> {
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let (record, settled) = app.block_on(async {
-            let record = self.opening.open(&world, plan).await?;
+            let record = self.opening.open(&world, plan, &mut self.waiting).await?;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             world.report.line(&format!("job {id}"));
-            follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
+            let running = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running)));
+            self.waiting.spend(running).await?;
             let record = self.waiting.to_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
             let settled = bill::settled(&world, &record).await?;
             Ok((record, settled))

@@ -35,14 +35,14 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+    pub fn run(mut self, app: &mut App<'_>) -> Result<(), Failure> {
         self.until.check()?;
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let record = app.block_on(async {
-            let record = self.opening.open(&world, plan).await?;
+            let record = self.opening.open(&world, plan, &mut self.until.waiting).await?;
             self.adopt.ask(app, &mut world, &record)?;
             Ok(record)
         })?;
@@ -76,9 +76,9 @@ impl Until {
     }
 
     /// Carries the job on until it runs, or to its end, and prints its id.
-    pub fn carry(&self, app: &mut App<'_>, world: &World, id: &JobId) -> Result<(), Failure> {
+    pub fn carry(mut self, app: &mut App<'_>, world: &World, id: &JobId) -> Result<(), Failure> {
         let running = async { follow::or_roll_back(world, id, Box::pin(drive(world, id, drive::Until::Running))).await };
-        let record = app.block_on(running)?;
+        let record = app.block_on(self.waiting.spend(running))?;
         if !self.wait && !self.follow {
             let shown = app.output.show(&Submitted::of(&record));
             return follow::verdict(&record).and(shown);
@@ -113,10 +113,11 @@ pub struct Opening {
 }
 
 impl Opening {
-    pub async fn open(&self, world: &World, plan: Plan) -> Result<Record, Failure> {
+    /// `waiting`: how long the user waits, for the name too.
+    pub async fn open(&self, world: &World, plan: Plan, waiting: &mut follow::Waiting) -> Result<Record, Failure> {
         let key = self.idempotency_key.as_deref();
         if self.queue {
-            open::wait_for_name(world, &plan.name, key).await?;
+            waiting.spend_at_most(open::wait_for_name(world, &plan.name, key)).await?;
         }
         Ok(Box::pin(open::open(world, plan, key, true)).await?.record)
     }

@@ -235,6 +235,25 @@ fn a_finished_job_shows_what_it_measured_last() {
     assert_eq!(sandbox.json(&["status", good.trim()])["perplexity"], results["last_perplexity"]);
 }
 
+/// The time of a wait begins with the command: what waits for a name has no job yet.
+#[test]
+fn a_timeout_bounds_the_wait_for_a_name_too() {
+    let sandbox = sandbox("named");
+    let job = on_a_cloud(&sandbox, true);
+    let names = sandbox.state().join("store/ftctl/v1/names");
+    std::fs::create_dir_all(&names).expect("a directory");
+    std::fs::write(names.join("far.json"), json!({ "schema": "ftctl.name/1", "id": job }).to_string()).expect("written");
+    let started = std::time::Instant::now();
+    for verb in [&["submit", "--wait"][..], &["run"]] {
+        let said = sandbox.run(&[verb, &["job.toml", "--queue", "--timeout", "1s", "--backend", "fake"]].concat());
+        assert_eq!(said.code, Some(10), "{}", said.stderr);
+        assert!(said.stderr.contains(&format!("waiting for the job {job} of this name to end")), "{}", said.stderr);
+        assert!(said.stderr.contains("error: waited 1s; nothing was submitted\n  fix: give a longer --timeout"), "{}", said.stderr);
+    }
+    assert!(started.elapsed().as_secs() < 60);
+    assert_eq!(sandbox.json(&["status", "--all"])["jobs"].as_array().map(Vec::len), Some(1));
+}
+
 /// A job on Compute Engine, real or simulated, whose machine was asked for and is there as far as the record tells.
 fn on_a_cloud(sandbox: &Sandbox, simulated: bool) -> JobId {
     sandbox.write("job.toml", "name = \"far\"\n[data]\ntrain = [\"job.toml\"]\n");
