@@ -47,6 +47,11 @@ fn reference() -> String {
     format!("acr1.azurecr.io/ftctl@sha256:{DIGEST}")
 }
 
+/// The resource id of a user-assigned identity.
+fn assigned() -> String {
+    format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg1/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1")
+}
+
 fn plan_of(spec: AzuremlSpec) -> Plan {
     Plan { compute: Compute::Azureml(Box::new(spec.into())).into(), ..conformance::plan() }
 }
@@ -387,6 +392,34 @@ async fn ends_are_asked_for_as_the_sdk_does() {
         "/jobs",
         [(200, json!({ "value": [service.job(&one, "Running").await] })), (200, json!({ "value": [over.clone()] }))],
     );
+#[tokio::test]
+async fn a_user_assigned_identity_is_named_to_the_cluster_and_to_the_job() {
+    let id = assigned();
+    for compute in [Placement::Cluster, Placement::Serverless] {
+        let (service, one) = (Service::new().await, attempt("assigned"));
+        let spec = AzuremlSpec { compute: Some(compute), identity: id.parse().ok(), ..big() };
+        let name = body::cluster_name(&spec.clone().into(), &mark_of(&Party::new("me", service.store.clone())).await);
+        let (cluster_path, job_path) = (format!("/computes/{name}"), format!("/jobs/{}", one.machine_name()));
+        let state = json!({ "provisioningState": "Succeeded", "properties": { "scaleSettings": { "maxNodeCount": 1 } } });
+        let tags = job::tags(&service.job(&one, "Queued").await).clone();
+        service.on("GET", &cluster_path, [(404, json!({})), (200, json!({ "tags": tags, "properties": state }))]);
+        for path in [&cluster_path, &job_path, &environment()] {
+            service.on("PUT", path, [(201, json!({}))]);
+        }
+        service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
+        let job = service.only("PUT", &job_path);
+        assert_eq!(job.wrong, None);
+        assert_eq!(job.body["properties"]["identity"], json!({ "identityType": "Managed", "resourceId": id }));
+        if compute == Placement::Cluster {
+            let cluster = service.only("PUT", &cluster_path);
+            assert_eq!(cluster.wrong, None);
+            assert_eq!(cluster.body["identity"], json!({ "type": "UserAssigned", "userAssignedIdentities": { id.as_str(): {} } }));
+        } else {
+            assert!(!service.asked().iter().any(|asked| asked.path.starts_with("/computes")), "there is no cluster");
+        }
+    }
+}
+
     service.on("POST", &format!("/jobs/{name}/cancel"), [(200, Value::Null)]);
     let tags = over["properties"]["tags"].clone();
     let cluster = json!({ "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": tags, "properties": { "computeType": "AmlCompute" } });
@@ -793,11 +826,9 @@ async fn a_workspace_that_is_not_there_is_said() {
         (room[0].health, room[0].message.as_str()),
         (Health::Bad, "eastus: no room: low-priority vCPUs of all sizes: 0 of 39 used, 40 needed")
     );
-    let id =
-        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg1/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1");
     for (spec, is_told) in [
         (big(), true),
-        (AzuremlSpec { identity: id.parse().ok(), ..big() }, false),
+        (AzuremlSpec { identity: assigned().parse().ok(), ..big() }, false),
         (AzuremlSpec { compute: Some(Placement::Serverless), ..big() }, false),
         (AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() }, false),
     ] {
@@ -821,9 +852,7 @@ fn a_job_that_signs_in_has_nothing_secret() {
         ];
         body::variables(given, &identity.parse().expect("an identity")).into_keys().collect::<Vec<_>>()
     };
-    let assigned =
-        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1");
-    for identity in ["managed", "user", &assigned] {
+    for identity in ["managed", "user", &assigned()] {
         assert_eq!(variables(identity), [ENDPOINT], "{identity}");
     }
     assert_eq!(variables("none"), [SIGNATURE, ENDPOINT]);
