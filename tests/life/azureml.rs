@@ -137,14 +137,18 @@ fn a_job_that_may_shrink_goes_on_with_one_node_of_two_and_ends_with_the_bytes_of
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
 
-/// A place whose store takes tokens alone, and a job that signs in there with its cluster's identity.
-fn with_identity(entra: &Entra, azurite: &azurite::Azurite, steps: u64) -> (Sandbox, Devcloud, PathBuf) {
+/// The cluster's, and the user's.
+const MANAGED: &str = "identity = \"managed\"";
+const USER: &str = "identity = \"user\"\ncompute = \"serverless\"";
+
+/// A place whose store takes tokens alone, and a job that signs in there with this identity.
+fn with_identity(entra: &Entra, azurite: &azurite::Azurite, steps: u64, identity: &str) -> (Sandbox, Devcloud, PathBuf) {
     let mut sandbox = Sandbox::new();
     let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();
     sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), (trusted.0.into(), trusted.1.into())];
     let devcloud = Devcloud::azureml(&mut sandbox, "10");
     let job = on_azureml(&sandbox, "signed", steps);
-    fs::write(&job, fs::read_to_string(&job).unwrap().replace("identity = \"none\"", "identity = \"managed\"")).unwrap();
+    fs::write(&job, fs::read_to_string(&job).unwrap().replace("identity = \"none\"", identity)).unwrap();
     (sandbox, devcloud, job)
 }
 
@@ -153,7 +157,7 @@ fn with_identity(entra: &Entra, azurite: &azurite::Azurite, steps: u64) -> (Sand
 fn a_job_whose_cluster_lacks_its_identity_is_told_so_within_a_minute() {
     let entra = Entra::start(HOUR);
     let azurite = entra.azurite();
-    let (sandbox, devcloud, job) = with_identity(&entra, &azurite, 300);
+    let (sandbox, devcloud, job) = with_identity(&entra, &azurite, 300, MANAGED);
     devcloud.goes_wrong(
         r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "preparation": "1s", "troubles": [{ "job": "-a1", "kind": "no_identity" }] }"#,
     );
@@ -169,9 +173,21 @@ fn a_job_whose_cluster_lacks_its_identity_is_told_so_within_a_minute() {
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
 fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
+    nothing_secret_is_left(MANAGED, "MSI_SECRET=", |secret| secret);
+}
+
+/// Here the secret is a part of the address.
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn nothing_secret_is_left_of_a_serverless_job_that_signs_in_as_its_user() {
+    nothing_secret_is_left(USER, "OBO_ENDPOINT=", |address| address.split('/').nth(3).expect("a secret"));
+}
+
+/// `told` begins the line of the environment from which `secret_of` takes the node's secret.
+fn nothing_secret_is_left(identity: &str, told: &str, secret_of: fn(&str) -> &str) {
     let entra = Entra::start(HOUR);
     let azurite = entra.azurite();
-    let (sandbox, devcloud, job) = with_identity(&entra, &azurite, 300);
+    let (sandbox, devcloud, job) = with_identity(&entra, &azurite, 300, identity);
     let id = sandbox.submit(&job);
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     let mut environment = String::new();
@@ -179,11 +195,11 @@ fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
         let agents = sandbox.processes("ftctl agent");
         let found = agents.iter().find_map(|pid| fs::read(format!("/proc/{pid}/environ")).ok());
         environment = String::from_utf8_lossy(&found.unwrap_or_default()).replace('\0', "\n");
-        environment.contains("MSI_SECRET=")
+        environment.contains(told)
     });
     let of = |name: &str| environment.lines().find_map(|line| line.strip_prefix(name)).expect("a variable");
     let run_token = of("MLFLOW_TRACKING_TOKEN=").rsplit_once('.').expect("a signature").1;
-    let secrets = [devcloud.secret(), of("MSI_SECRET="), run_token, "sig=", MARK];
+    let secrets = [devcloud.secret(), secret_of(of(told)), run_token, "sig=", MARK];
     let watched = CommandLines::watch(&secrets);
     assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
     drop(watched);

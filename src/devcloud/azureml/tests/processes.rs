@@ -6,9 +6,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{
-    super::{Devcloud, Options, Script},
+    super::{Devcloud, Options, Script, tokens},
     WORKSPACE, body_of, cluster_body, job_body, seconds, workspace,
 };
+use crate::identity::entra::{self, MANAGEMENT, STORAGE};
 
 struct World {
     devcloud: Arc<Devcloud>,
@@ -182,6 +183,35 @@ async fn a_job_runs_its_command_with_a_nodes_variables_and_identity() {
     world.until_status("ftjob-a1", "Canceled").await;
 }
 
+/// Asked as the agent asks, with the variables that a process of the job has.
+#[tokio::test]
+async fn a_serverless_job_has_tokens_of_its_user() {
+    let world = World::furnished(json!({})).await;
+    let command = r#"echo "at $OBO_ENDPOINT, not at ${MSI_ENDPOINT:-a cluster}"; sleep 600"#;
+    let serverless = |job: &mut Value| {
+        job["identity"] = json!({ "identityType": "UserIdentity" });
+        job["resources"]["instanceType"] = json!("Standard_ND40rs_v2");
+        job["queueSettings"] = json!({ "jobTier": "Spot" });
+        job.as_object_mut().expect("properties").remove("computeId");
+    };
+    world.submit("ftjob-a1", command, serverless).await;
+    let text = world.until_said_when_running("ftjob-a1", "not at a cluster").await;
+    let address = text.split(['\n', ' ', ',']).find(|word| word.ends_with("/OBO/token")).expect("an address");
+    let asked = async |address: &str, scope| {
+        let variables = |name: &str| (name == "OBO_ENDPOINT").then(|| address.to_owned());
+        entra::token(&variables, scope).await.expect("a way to sign in")
+    };
+    let token = asked(address, STORAGE).await.expect("a token");
+    assert_eq!(tokens::check(&world.devcloud.at_present().key, &token, tokens::STORAGE), Ok(()));
+    let token = asked(address, MANAGEMENT).await.expect("a token");
+    let url = format!("{}{WORKSPACE}/jobs/ftjob-a1?api-version=2025-12-01", world.address);
+    let as_user = reqwest::Client::new().get(url).bearer_auth(token).send().await.expect("an answer");
+    assert_eq!(as_user.status().as_u16(), 200);
+    let secret = address.trim_end_matches("/OBO/token").rsplit('/').next().expect("a secret");
+    let refused = asked(&address.replace(secret, "guessed"), STORAGE).await.expect_err("no token");
+    assert!(refused.contains("it answered 404") && !refused.contains("guessed"), "{refused}");
+}
+
 #[tokio::test]
 async fn a_gang_ends_with_the_first_that_fails() {
     let world = World::furnished(json!({})).await;
@@ -215,9 +245,9 @@ async fn a_node_hears_of_its_end_and_the_service_starts_the_run_again() {
 }
 
 impl World {
-    async fn until_said_when_running(&self, job: &str, words: &str) {
+    async fn until_said_when_running(&self, job: &str, words: &str) -> String {
         self.until_status(job, "Running").await;
-        self.until_said(job, LOG, words).await;
+        self.until_said(job, LOG, words).await
     }
 }
 

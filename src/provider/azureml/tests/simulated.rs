@@ -133,7 +133,7 @@ impl Place {
 #[async_trait]
 impl World for Place {
     fn compute(&self) -> Compute {
-        Compute::Azureml(Box::new(AzuremlPlan { compute: self.placement, ..AzuremlPlan::default() }))
+        Compute::Azureml(Box::new(AzuremlSpec { compute: Some(self.placement), ..AzuremlSpec::default() }.into()))
     }
 
     fn client(&self) -> Arc<dyn Provider> {
