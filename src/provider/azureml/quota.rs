@@ -14,10 +14,12 @@ use crate::{
         finding::Finding,
         units::Span,
     },
-    provider::ProviderError,
+    provider::{Class, ProviderError},
 };
 
 const WHAT: &str = "quota";
+/// How a quota is seen that the user may not read.
+const SHOWN_BY: &str = "ask for the role Reader on the subscription to see it; a job runs without that";
 
 /// Used and limit in vCPUs; a limit below zero is none.
 type Stand = (i64, i64);
@@ -29,10 +31,8 @@ pub async fn check(client: &Client) -> Vec<Finding> {
         Err(error) => return vec![Finding::bad("workspace", error.message, error.fix.unwrap_or_default())],
     };
     let named = format!("{} of {} (by {})", place.workspace, place.resource_group, place.origin);
-    match ask(client).await {
-        Ok((region, findings)) => {
-            [Finding::good("workspace", format!("{named} in {region}"))].into_iter().chain(findings).collect()
-        }
+    match client.region().await {
+        Ok(region) => vec![Finding::good("workspace", format!("{named} in {region}")), limits(client).await],
         Err(refusal) => {
             let error = ProviderError::from(refusal);
             let fix = error.fix.unwrap_or_else(|| "check the network, and the workspace's name".to_owned());
@@ -41,9 +41,19 @@ pub async fn check(client: &Client) -> Vec<Finding> {
     }
 }
 
-async fn ask(client: &Client) -> Result<(String, Vec<Finding>), Refusal> {
-    let region = client.region().await?;
-    let usages = usages(client).await?;
+/// A quota that cannot be read is no reason to refuse a job: where it is used up, the service says so.
+fn unknown(refusal: Refusal) -> Finding {
+    let error = ProviderError::from(refusal);
+    let fix = if error.class == Class::Denied { SHOWN_BY.to_owned() } else { error.fix.unwrap_or_default() };
+    Finding::notice(WHAT, format!("not known: {}", error.message), fix)
+}
+
+/// The quotas of the workspace's region for machines with accelerators.
+async fn limits(client: &Client) -> Finding {
+    let usages = match usages(client).await {
+        Ok(usages) => usages,
+        Err(refusal) => return unknown(refusal),
+    };
     let low = low_priority(&usages).map(|stand| format!("low priority, all sizes: {}", told(stand)));
     let families = usages.iter().filter_map(|usage| {
         let stand @ (_, limit) = stand(usage)?;
@@ -51,12 +61,11 @@ async fn ask(client: &Client) -> Result<(String, Vec<Finding>), Refusal> {
         Some(format!("{name}: {}", told(stand)))
     });
     let all: Vec<String> = low.into_iter().chain(families).collect();
-    let finding = if all.is_empty() {
+    if all.is_empty() {
         Finding::notice(WHAT, "none for any machine with an accelerator", MORE)
     } else {
         Finding::good(WHAT, all.join("; "))
-    };
-    Ok((region, vec![finding]))
+    }
 }
 
 /// Whether so many of this machine are within the quotas of the region, or at least the second number. `free` of the used ones are
@@ -74,7 +83,10 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 
     if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
         return named(client, cluster, plan).await;
     }
-    let usages = usages(client).await?;
+    let usages = match usages(client).await {
+        Ok(usages) => usages,
+        Err(refusal) => return Ok(vec![unknown(refusal)]),
+    };
     let (name, stand) = if plan.spot {
         ("low-priority vCPUs of all sizes", low_priority(&usages))
     } else {

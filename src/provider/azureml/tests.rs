@@ -60,6 +60,11 @@ fn big() -> AzuremlSpec {
     AzuremlSpec { size: Some("Standard_ND40rs_v2".to_owned()), ..AzuremlSpec::default() }
 }
 
+/// The address of the region's quotas.
+fn usages() -> String {
+    format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/eastus/usages")
+}
+
 /// A request that the service has heard.
 #[derive(Debug, Clone)]
 struct Asked {
@@ -712,8 +717,7 @@ async fn quota_that_the_jobs_own_cluster_holds_is_room_for_it() {
     let (service, one) = (Service::new().await, attempt("held"));
     let low = "Total Cluster LowPriority Regional vCPUs";
     let usage = json!({ "id": "x", "currentValue": 40, "limit": 40, "name": { "value": low, "localizedValue": low } });
-    let usages = format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/eastus/usages");
-    service.on("GET", &usages, [(200, json!({ "value": [usage] }))]);
+    service.on("GET", &usages(), [(200, json!({ "value": [usage] }))]);
     let name = body::cluster_name(&big().into(), &mark_of(&Party::new("me", service.store.clone())).await);
     let mut job = service.job(&one, "Running").await;
     job["properties"]["computeId"] = json!(format!("{}/computes/{name}", workspace_id()));
@@ -771,6 +775,30 @@ async fn a_refused_token_is_replaced_once_and_a_busy_service_is_asked_again() {
     let tokens: Vec<_> = service.asked().into_iter().filter_map(|asked| asked.token).collect();
     assert_eq!(tokens, ["Bearer token-1", "Bearer token-2", "Bearer token-2", "Bearer token-2"]);
     assert_eq!(*service.tokens.lock().expect("no panic"), 2);
+/// The roles on the workspace say nothing about the subscription.
+#[tokio::test]
+async fn a_quota_that_the_user_may_not_read_makes_nothing_bad() {
+    let service = Service::new().await;
+    let why = "The client does not have authorization to perform action 'Microsoft.MachineLearningServices/locations/usages/read'";
+    let denied = json!({ "error": { "code": "AuthorizationFailed", "message": why } });
+    service.on("GET", &usages(), [(403, denied)]);
+    let checked = service.provider().check().await;
+    assert_eq!((checked[0].what, checked[0].health), ("workspace", Health::Good), "{checked:?}");
+    let room = service.provider().room(&plan_of(big())).await;
+    for quota in [&checked[1], &room[0]] {
+        assert_eq!((quota.what, quota.health), ("quota", Health::Notice), "{quota:?}");
+        assert_eq!(quota.message, format!("not known: {why}"));
+        assert!(quota.fix.as_ref().is_some_and(|fix| fix.contains("Reader on the subscription")), "{quota:?}");
+    }
+    service.on("GET", &usages(), [(404, json!({}))]);
+    let checked = service.provider().check().await;
+    assert_eq!(checked.iter().map(|found| found.health).collect::<Vec<_>>(), [Health::Good, Health::Notice], "{checked:?}");
+    assert!(checked[1].fix.as_ref().is_some_and(|fix| !fix.contains("Reader")), "another reason: {checked:?}");
+    service.on("GET", "", [(403, json!({}))]);
+    let checked = service.provider().check().await;
+    assert_eq!(checked.iter().map(|found| found.health).collect::<Vec<_>>(), [Health::Bad], "the workspace is needed");
+}
+
     service.on("GET", &path, [(401, json!({}))]);
     assert_eq!(service.provider().observe(&one).await.map_err(|error| error.class), Err(Class::Denied));
 }
@@ -813,12 +841,9 @@ async fn the_console_is_read_piece_by_piece() {
 #[tokio::test]
 async fn a_workspace_that_is_not_there_is_said() {
     let service = Service::new().await;
-    let found = service.provider().check().await;
-    assert_eq!((found[0].health, found[0].message.as_str()), (Health::Bad, found[0].message.as_str()), "usages are not answered");
-    let usages = format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/eastus/usages");
     let low = "Total Cluster LowPriority Regional vCPUs";
     let usage = json!({ "id": "x", "currentValue": 0, "limit": 39, "name": { "value": low, "localizedValue": low } });
-    service.on("GET", &usages, [(200, json!({ "value": [usage] }))]);
+    service.on("GET", &usages(), [(200, json!({ "value": [usage] }))]);
     let found = service.provider().check().await;
     assert_eq!(found[0].message, "ws1 of rg1 (by environment AZUREML_ARM_*) in eastus");
     let room = service.provider().room(&plan_of(big())).await;
