@@ -353,6 +353,38 @@ async fn a_cluster_without_a_job_is_tidied_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_the_user_has_outlives_the_job_on_it_untouched() {
+    let (place, one) = (Place::new(json!({})).await, attempt("guest"));
+    let provider = place.provider();
+    let mut mine = body::cluster(&AzuremlPlan::default(), "eastus", 2, &one, &mark_of(&provider.party).await);
+    mine["tags"] = json!({ "team": "research" });
+    provider.client.change(Call::put(provider.client.url(&["computes", "mine"]).expect("a place"), mine)).await.expect("made");
+    let made = async || provider.client.find(&["computes", "mine"]).await.expect("seen").expect("it is there");
+    let before = made().await;
+    let plan = plan_of(AzuremlSpec { cluster: "mine".parse().ok(), ..AzuremlSpec::default() });
+    provider.provision(&one, &plan, &image()).await.expect("provisioned");
+    place.until(&one, |seen| *seen == Sighting::Alive { agent: true }).await;
+    let job = provider.find(&one).await.expect("seen").expect("there");
+    assert!(job::cluster(&job).is_some_and(|id| id.ends_with("/computes/mine")), "{job}");
+    assert_eq!(provider.tidy(false).await, Ok(Vec::new()));
+    provider.destroy(&one.job).await.expect("destroyed");
+    assert_eq!(provider.tidy(true).await, Ok(Vec::new()));
+    assert_eq!(provider.tidy(false).await, Ok(Vec::new()));
+    assert_eq!(provider.list().await, Ok(Vec::new()), "its idle node is its owner's");
+    let (mut before, mut after) = (before, made().await);
+    for cluster in [&mut before, &mut after] {
+        // The numbers of its nodes, and when they changed.
+        let state = cluster["properties"]["properties"].as_object_mut().expect("a state");
+        state.retain(|name, _| !name.ends_with("NodeCount") && !name.ends_with("Counts") && !name.starts_with("allocationState"));
+    }
+    assert_eq!(before, after);
+    let calls = place.pull(reqwest::Method::GET, "calls").await;
+    let changes = calls.as_array().expect("calls").iter().filter_map(|call| call["call"].as_str());
+    let changes = changes.filter(|call| ["Compute_CreateOrUpdate", "Compute_Update", "Compute_Delete"].contains(call));
+    assert_eq!(changes.collect::<Vec<_>>(), ["Compute_CreateOrUpdate"], "its owner's");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_process_is_read_through_every_retry_and_the_service_where_it_is_to_blame() {
     let trouble = json!([{ "job": "-a2", "kind": "no_image" }]);
     let place = Place::new(json!({ "notice": "1s", "troubles": trouble })).await;
