@@ -8,7 +8,7 @@ use super::super::{Class, ProviderError};
 
 /// How to ask for more of a quota.
 pub const MORE: &str =
-    "ask for more in the studio (https://ml.azure.com/quota), or with `az support`, or take another size or region";
+    "ask for more in the studio (https://ml.azure.com/quota), or with `az quota`, or take another size or region";
 
 #[derive(Debug, Clone)]
 pub struct Refusal {
