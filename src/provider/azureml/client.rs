@@ -8,8 +8,8 @@ use std::{
 
 use jiff::Timestamp;
 use reqwest::{
-    Method, Url,
-    header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, RANGE},
+    Method, StatusCode, Url,
+    header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, LOCATION, RANGE},
 };
 use serde_json::Value;
 use tokio::{
@@ -117,6 +117,7 @@ impl Call {
 }
 
 struct Answer {
+    status: StatusCode,
     headers: HeaderMap,
     body: Value,
 }
@@ -306,8 +307,8 @@ impl Client {
                 Err(Refusal::answered(&what, status.as_u16(), &body.unwrap_or_default(), transit::pause(&headers)))
             }
             // A cancelled job and a deleted cluster are answered with nothing.
-            Err(_) if bytes.is_empty() => Ok(Answer { headers, body: Value::Null }),
-            body => Ok(Answer { headers, body: body.map_err(|error| Refusal::lost(&what, &error))? }),
+            Err(_) if bytes.is_empty() => Ok(Answer { status, headers, body: Value::Null }),
+            body => Ok(Answer { status, headers, body: body.map_err(|error| Refusal::lost(&what, &error))? }),
         }
     }
 
@@ -315,12 +316,15 @@ impl Client {
         if url.origin() == self.endpoint.origin() || self.is_beside(url) { &self.line } else { &self.far }
     }
 
-    /// Makes a change that may go on after its answer, and returns when it is done or refused.
+    /// Makes a change that may go on after its answer, and returns when it is done or refused. An address in `Azure-AsyncOperation`
+    /// tells how it stands in its body; one in `Location` answers with 202 until it is done.
     pub async fn change(&self, call: Call) -> Result<(), Refusal> {
         let (begun, what) = (Instant::now(), call.what());
         let mut answer = self.answer(&call).await?;
-        let Some(operation) = answer.headers.get("azure-asyncoperation") else { return Ok(()) };
-        let operation = self.own(operation.to_str().unwrap_or_default())?;
+        let told = answer.headers.get("azure-asyncoperation");
+        let located = answer.headers.get(LOCATION).filter(|_| answer.status == StatusCode::ACCEPTED);
+        let Some(operation) = told.or(located) else { return Ok(()) };
+        let (is_told, operation) = (told.is_some(), self.own(operation.to_str().unwrap_or_default())?);
         loop {
             if begun.elapsed() > self.pace.operation {
                 let why = format!("its operation is not done after {} s", self.pace.operation.as_secs());
@@ -328,9 +332,10 @@ impl Client {
             }
             sleep(transit::pause(&answer.headers).unwrap_or(self.pace.look).min(LONGEST_PAUSE)).await;
             answer = self.answer(&Call::get(operation.clone())).await?;
-            match answer.body["status"].as_str() {
+            match answer.body["status"].as_str().filter(|_| is_told) {
                 Some("Succeeded") => return Ok(()),
                 Some("Failed" | "Canceled") => return Err(Refusal::ended(&what, &answer.body)),
+                _ if !is_told && answer.status != StatusCode::ACCEPTED => return Ok(()),
                 _ => {}
             }
         }

@@ -301,11 +301,12 @@ impl Azureml {
         Ok(live)
     }
 
+    /// The job itself tells when it is over: the operation is not followed, which a job that does not end would hold up for longer.
     async fn cancel(&self, name: &str) -> Result<(), Refusal> {
-        match self.client.change(Call::post(self.client.url(&["jobs", name, "cancel"])?)).await {
+        match self.client.call(Call::post(self.client.url(&["jobs", name, "cancel"])?)).await {
             // It is over, or gone: the next look tells.
             Err(refusal) if matches!(refusal.status, Some(400 | 404 | 409)) => Ok(()),
-            done => done,
+            asked => asked.map(drop),
         }
     }
 }

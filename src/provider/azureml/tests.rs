@@ -134,6 +134,13 @@ impl Service {
         self.on("GET", "/operation", [(200, json!({ "status": "InProgress" })), (200, ended.clone())]);
     }
 
+    /// Answers a change with 202, with an address of its outcome beside it, and that with 202 until it has `ended`.
+    fn accepted(&self, method: &'static str, path: &str, address: &str, ended: (u16, Value)) {
+        let begun = VecDeque::from([(202, Value::Null, vec![("Location", address.to_owned())])]);
+        self.answers.lock().expect("no panic").insert((method, path.to_owned()), begun);
+        self.on("GET", "/outcome", [(202, Value::Null), (202, json!({ "status": "Succeeded" })), ended]);
+    }
+
     fn provider(&self) -> Azureml {
         self.provider_of(Party::new("me", self.store.clone()))
     }
@@ -386,18 +393,6 @@ async fn a_serverless_job_has_a_size_and_a_tier_instead_of_a_cluster() {
 }
 
 #[tokio::test]
-async fn ends_are_asked_for_as_the_sdk_does() {
-    let (service, one) = (Service::new().await, attempt("ends"));
-    let name = one.machine_name();
-    service.shows(&one, "Running", &json!({})).await;
-    let (running, over) = (service.job(&one, "Running").await, service.job(&one, "Canceled").await);
-    service.on("GET", &format!("/jobs/{name}"), [(200, running), (200, over.clone())]);
-    service.on(
-        "GET",
-        "/jobs",
-        [(200, json!({ "value": [service.job(&one, "Running").await] })), (200, json!({ "value": [over.clone()] }))],
-    );
-#[tokio::test]
 async fn a_user_assigned_identity_is_named_to_the_cluster_and_to_the_job() {
     let id = assigned();
     for compute in [Placement::Cluster, Placement::Serverless] {
@@ -425,6 +420,18 @@ async fn a_user_assigned_identity_is_named_to_the_cluster_and_to_the_job() {
     }
 }
 
+#[tokio::test]
+async fn ends_are_asked_for_as_the_sdk_does() {
+    let (service, one) = (Service::new().await, attempt("ends"));
+    let name = one.machine_name();
+    service.shows(&one, "Running", &json!({})).await;
+    let (running, over) = (service.job(&one, "Running").await, service.job(&one, "Canceled").await);
+    service.on("GET", &format!("/jobs/{name}"), [(200, running), (200, over.clone())]);
+    service.on(
+        "GET",
+        "/jobs",
+        [(200, json!({ "value": [service.job(&one, "Running").await] })), (200, json!({ "value": [over.clone()] }))],
+    );
     service.on("POST", &format!("/jobs/{name}/cancel"), [(200, Value::Null)]);
     let tags = over["properties"]["tags"].clone();
     let cluster = json!({ "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": tags, "properties": { "computeType": "AmlCompute" } });
@@ -484,13 +491,43 @@ async fn an_operation_that_never_ends_is_told() {
 }
 
 #[tokio::test]
+async fn a_change_that_was_only_accepted_is_followed_to_its_outcome() {
+    let service = Service::new().await;
+    let remove = async || service.provider().remove(&"gpu".parse().expect("a name")).await;
+    let address = format!("{}/outcome?t=1", service.endpoint);
+    let looks = || service.asked().iter().filter(|asked| asked.path == "/outcome" && asked.query == "t=1").count();
+    service.accepted("DELETE", "/computes/gpu", &address, (204, Value::Null));
+    remove().await.expect("gone");
+    assert_eq!(looks(), 3, "until it is not 202");
+    let used = json!({ "error": { "code": "Conflict", "message": "a job is on it" } });
+    service.accepted("DELETE", "/computes/gpu", &address, (409, used));
+    assert_eq!(remove().await.map_err(|refusal| refusal.message), Err("a job is on it".to_owned()));
+    service.accepted("DELETE", "/computes/gpu", &address, (202, Value::Null));
+    assert!(remove().await.is_err_and(|refusal| refusal.message.contains("is not done after")));
+    // Where both are named, the operation's own word counts; beside another status the address is that of the thing.
+    let both = [("Azure-AsyncOperation", format!("{}/operation", service.endpoint)), ("Location", address.clone())];
+    service.operation("DELETE", "/computes/gpu", &both[0].1, &json!({ "status": "Succeeded" }));
+    for (status, headers) in [(202, &both[..]), (200, &both[1..])] {
+        let before = looks();
+        let answer = VecDeque::from([(status, Value::Null, headers.to_vec())]);
+        service.answers.lock().expect("no panic").insert(("DELETE", "/computes/gpu".to_owned()), answer);
+        remove().await.expect("gone");
+        assert_eq!(looks(), before, "{status}");
+    }
+}
+
+#[tokio::test]
 async fn an_address_that_is_not_the_services_is_never_asked() {
     let (service, stranger, one) = (Service::new().await, Service::new().await, attempt("foreign"));
     let provider = service.provider();
     let elsewhere = format!("{}/operation", stranger.endpoint);
     service.operation("DELETE", "/computes/gpu", &elsewhere, &json!({ "status": "Succeeded" }));
-    let refused = provider.remove(&"gpu".parse().expect("a name")).await.expect_err("it is another's");
-    assert!(refused.message.contains("is not asked"), "{}", refused.message);
+    let remove = async || provider.remove(&"gpu".parse().expect("a name")).await.expect_err("it is another's").message;
+    let refused = remove().await;
+    assert!(refused.contains("is not asked"), "{refused}");
+    service.accepted("DELETE", "/computes/gpu", &elsewhere, (204, Value::Null));
+    let refused = remove().await;
+    assert!(refused.contains("is not asked"), "{refused}");
     service.on("GET", "/computes", [(200, json!({ "value": [], "nextLink": elsewhere }))]);
     provider.clusters().await.expect_err("it is another's");
     // Run history may be elsewhere, but not anywhere.
@@ -738,43 +775,6 @@ async fn quota_that_the_jobs_own_cluster_holds_is_room_for_it() {
     }
 }
 
-#[tokio::test]
-async fn a_console_that_cannot_be_read_does_not_hide_an_end() {
-    let (service, one) = (Service::new().await, attempt("hidden"));
-    let error = json!({ "code": "UserError", "message": "User process 'sh' exited with status code 4." });
-    let address = format!("{}/log", service.endpoint);
-    let details = json!({ "status": "Failed", "error": { "error": error }, "logFiles": { "user_logs/std_log.txt": address } });
-    service.shows(&one, "Failed", &details).await;
-    for (status, tries) in [(403, 1), (503, 5)] {
-        service.on("GET", "/log", [(status, Value::Null)]);
-        let before = service.asked().len();
-        let seen = service.provider().observe(&one).await.expect("seen");
-        assert!(matches!(&seen, Sighting::Unfit { why } if why.contains("its console cannot be read")), "{seen:?}");
-        assert_eq!(service.asked()[before..].iter().filter(|asked| asked.path == "/log").count(), tries, "{status}");
-    }
-}
-
-#[tokio::test]
-async fn a_cancel_that_hangs_is_told() {
-    let (service, one) = (Service::new().await, attempt("hangs"));
-    service.shows(&one, "CancelRequested", &json!({})).await;
-    service.on("POST", &format!("/jobs/{}/cancel", one.machine_name()), [(200, Value::Null)]);
-    let error = service.provider().destroy(&one.job).await.expect_err("it hangs");
-    assert!(
-        error.message.contains("not over after") && error.message.contains(&one.machine_name()) && error.fix.is_some(),
-        "{error:?}"
-    );
-}
-
-#[tokio::test]
-async fn a_refused_token_is_replaced_once_and_a_busy_service_is_asked_again() {
-    let (service, one) = (Service::new().await, attempt("line"));
-    let path = format!("/jobs/{}", one.machine_name());
-    service.on("GET", &path, [(401, json!({})), (429, json!({})), (503, json!({})), (404, json!({}))]);
-    assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Gone));
-    let tokens: Vec<_> = service.asked().into_iter().filter_map(|asked| asked.token).collect();
-    assert_eq!(tokens, ["Bearer token-1", "Bearer token-2", "Bearer token-2", "Bearer token-2"]);
-    assert_eq!(*service.tokens.lock().expect("no panic"), 2);
 /// The roles on the workspace say nothing about the subscription.
 #[tokio::test]
 async fn a_quota_that_the_user_may_not_read_makes_nothing_bad() {
@@ -799,6 +799,45 @@ async fn a_quota_that_the_user_may_not_read_makes_nothing_bad() {
     assert_eq!(checked.iter().map(|found| found.health).collect::<Vec<_>>(), [Health::Bad], "the workspace is needed");
 }
 
+#[tokio::test]
+async fn a_console_that_cannot_be_read_does_not_hide_an_end() {
+    let (service, one) = (Service::new().await, attempt("hidden"));
+    let error = json!({ "code": "UserError", "message": "User process 'sh' exited with status code 4." });
+    let address = format!("{}/log", service.endpoint);
+    let details = json!({ "status": "Failed", "error": { "error": error }, "logFiles": { "user_logs/std_log.txt": address } });
+    service.shows(&one, "Failed", &details).await;
+    for (status, tries) in [(403, 1), (503, 5)] {
+        service.on("GET", "/log", [(status, Value::Null)]);
+        let before = service.asked().len();
+        let seen = service.provider().observe(&one).await.expect("seen");
+        assert!(matches!(&seen, Sighting::Unfit { why } if why.contains("its console cannot be read")), "{seen:?}");
+        assert_eq!(service.asked()[before..].iter().filter(|asked| asked.path == "/log").count(), tries, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_that_hangs_is_told() {
+    let (service, one) = (Service::new().await, attempt("hangs"));
+    service.shows(&one, "CancelRequested", &json!({})).await;
+    let (path, told) = (format!("/jobs/{}/cancel", one.machine_name()), format!("not over after 0 s: {}", one.machine_name()));
+    service.on("POST", &path, [(200, Value::Null)]);
+    let error = service.provider().destroy(&one.job).await.expect_err("it hangs");
+    assert!(error.message.contains(&told) && error.fix.is_some(), "{error:?}");
+    service.accepted("POST", &path, &format!("{}/outcome", service.endpoint), (202, Value::Null));
+    let error = service.provider().destroy(&one.job).await.expect_err("it hangs");
+    assert!(error.message.contains(&told) && error.fix.is_some(), "{error:?}");
+    assert!(!service.asked().iter().any(|asked| asked.path == "/outcome"), "the job itself tells");
+}
+
+#[tokio::test]
+async fn a_refused_token_is_replaced_once_and_a_busy_service_is_asked_again() {
+    let (service, one) = (Service::new().await, attempt("line"));
+    let path = format!("/jobs/{}", one.machine_name());
+    service.on("GET", &path, [(401, json!({})), (429, json!({})), (503, json!({})), (404, json!({}))]);
+    assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Gone));
+    let tokens: Vec<_> = service.asked().into_iter().filter_map(|asked| asked.token).collect();
+    assert_eq!(tokens, ["Bearer token-1", "Bearer token-2", "Bearer token-2", "Bearer token-2"]);
+    assert_eq!(*service.tokens.lock().expect("no panic"), 2);
     service.on("GET", &path, [(401, json!({}))]);
     assert_eq!(service.provider().observe(&one).await.map_err(|error| error.class), Err(Class::Denied));
 }
