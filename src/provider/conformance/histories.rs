@@ -65,8 +65,8 @@ pub trait Cloud: Send + Sync {
     /// A client that lives by that time.
     fn player(&self) -> Arc<dyn Provider>;
 
-    /// Its job, whose time and ceiling are drawn.
-    fn plan(&self) -> Plan;
+    /// A job of it, whose time and ceiling are drawn later.
+    fn plan(&self, dice: &mut Dice) -> Plan;
 
     fn image(&self) -> TrainerImage;
 
@@ -212,7 +212,7 @@ impl Player<'_> {
 /// Plays one as `lifecycle` does, whatever comes.
 async fn play(cloud: &dyn Cloud, dice: &mut Dice) -> End {
     let (provider, clock) = (cloud.player(), cloud.clock());
-    let mut wanted = cloud.plan();
+    let mut wanted = cloud.plan(dice);
     wanted.ttl = Span(dice.seconds(300, 20_000));
     let ceiling = Money { micros: 50_000 + dice.below(4_000_000) };
     wanted.max_cost = Some(ceiling);

@@ -31,7 +31,7 @@ impl Cloud for Place {
         Arc::new(Gce { clock: self.devcloud.clone(), ..self.provider() })
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self, _: &mut Dice) -> Plan {
         on(GcePlan { zones: ZONES.map(Into::into).into(), ..GcePlan::default() })
     }
 

@@ -39,8 +39,12 @@ impl Cloud for Place {
         Arc::new(Azureml { clock: self.devcloud.clone(), ..self.provider() })
     }
 
-    fn plan(&self) -> Plan {
-        plan_of(AzuremlSpec::default())
+    /// One or two nodes, of a cluster or without one; some cannot be taken away.
+    fn plan(&self, dice: &mut Dice) -> Plan {
+        let compute = if dice.below(3) == 0 { Placement::Serverless } else { Placement::Cluster };
+        let spec = AzuremlSpec { compute: Some(compute), spot: Some(dice.below(4) > 0), ..AzuremlSpec::default() };
+        let nodes = if dice.below(3) == 0 { 2 } else { 1 };
+        Plan { nodes, processes: nodes, ..plan_of(spec) }
     }
 
     fn image(&self) -> TrainerImage {
