@@ -254,7 +254,8 @@ fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Res
     }
     let home = cache.join("prepared");
     std::fs::create_dir_all(&home).map_err(|error| {
-        Failure::new(Exit::Failure, format!("cannot make {}: {error}", home.display())).fix("make the cache directory writable")
+        Failure::new(Exit::Failure, format!("cannot make {}: {error}", home.display()))
+            .fix("make the cache directory writable, or name another one in XDG_CACHE_HOME")
     })?;
     match prepare(config, cache, &directory, report) {
         // Another ftctl prepared the same text meanwhile: the same bytes are there.

@@ -17,16 +17,20 @@ use ftctl::job::id::{JobId, path};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-/// Runs ftctl with a file system of its own for its state. `None`, with the reason printed, where none may be mounted.
 fn with_state_on(sandbox: &Sandbox, options: &str, arguments: &[&str]) -> Option<Said> {
+    with_file_system(sandbox, ".local/state", options, arguments)
+}
+
+/// Runs ftctl with a file system of its own in a folder of its home. `None`, with the reason printed, where none may be mounted.
+fn with_file_system(sandbox: &Sandbox, folder: &str, options: &str, arguments: &[&str]) -> Option<Said> {
     let may = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
         println!("skipped: `unshare -rm mount -t tmpfs none /mnt` is not allowed here");
         return None;
     }
-    let state = sandbox.home().join(".local/state");
-    fs::create_dir_all(&state).expect("a directory");
-    let script = format!("mount -t tmpfs -o {options} none '{}' && exec \"$@\"", state.display());
+    let folder = sandbox.home().join(folder);
+    fs::create_dir_all(&folder).expect("a directory");
+    let script = format!("mount -t tmpfs -o {options} none '{}' && exec \"$@\"", folder.display());
     let mut command = Command::new("unshare");
     command.args(["-rm", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_ftctl")]).args(arguments);
     command.current_dir(sandbox.path("")).env_clear().stdin(Stdio::null());
@@ -67,6 +71,26 @@ fn a_read_only_state_directory_can_be_read_and_says_so_when_it_is_written() {
     assert!(said.stderr.starts_with("error: cannot ") && said.stderr.contains(why), "{}", said.stderr);
     let said = with_state_on(&sandbox, "ro", &["status"]).expect("allowed a moment ago");
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "reading needs no writing");
+}
+
+#[test]
+fn a_read_only_cache_serves_what_prepares_nothing() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("cached");
+    fs::remove_file(sandbox.path("ftctl.toml")).expect("removed");
+    let on_it = |arguments: &[&str]| with_file_system(&sandbox, ".cache", "ro", arguments);
+    let Some(said) = on_it(&["run", "job.toml", "--backend", "fake"]) else { return };
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    for verb in ["status", "show", "logs", "explain", "report"] {
+        let said = on_it(&[verb, "cached"]).expect("allowed a moment ago");
+        assert_eq!(said.code, Some(0), "{verb}: {}", said.stderr);
+    }
+    sandbox.write("text.txt", "one two three four five six seven eight nine ten\n".repeat(100));
+    sandbox.write("text.toml", "name = \"text\"\n[data]\ntrain = [\"text.txt\"]\n[train]\nsteps = 1\nblock_size = 8\n");
+    let said = on_it(&["submit", "text.toml", "--backend", "fake"]).expect("allowed a moment ago");
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.contains(".cache/ftctl/prepared: Read-only file system"), "{}", said.stderr);
+    assert!(said.stderr.contains("make the cache directory writable, or name another one in XDG_CACHE_HOME"), "{}", said.stderr);
 }
 
 #[test]
