@@ -90,7 +90,8 @@ fn a_plan_tells_the_numbers_of_its_job() {
         row(&text, "training").is_some_and(|row| row.starts_with("100 steps of 64 tokens: ") && row.ends_with(" epochs")),
         "{text}"
     );
-    let why = "not known: no earlier job with these settings on such a machine";
+    let why = "not known: no earlier job with these settings on such a machine, and no data sheet tells how fast it computes in \
+        this number format";
     assert_eq!(row(&text, "expected").as_deref(), Some(why));
     assert_eq!(told["expected"], json!({ "unknown": why.trim_start_matches("not known: ") }));
 }
@@ -251,11 +252,32 @@ fn a_plan_reckons_with_the_data_sheet_of_a_gpu_where_nothing_was_measured() {
     let source = "an estimate, with 10 % of the 112 TFLOP/s in the data sheet of a v100; nothing was measured";
     assert_eq!((&expected["measured"], &expected["source"]), (&json!(false), &json!(source)));
     assert_eq!((&told["numbers"]["price_per_hour_usd"], &told["price_per_hour"]), (&json!(0.908_039), &json!("0.908039USD")));
-    // Where other things decide, nothing is reckoned.
-    for other in ["train.precision=bf16", "train.offload=optimizer", "train.dropout=0.1", "train.device=cpu", "train.micro_batch=2"]
-    {
+    let with = |other: &str| {
         let sets = ["--set", "train.precision=fp16", "--set", "train.micro_batch=256", "--set", other];
-        assert!(plan(&sets)["expected"]["unknown"].is_string(), "{other}");
+        plan(&sets)["expected"].take()
+    };
+    // The GPU waits for the masks: of the embedding and twice in the block, eight numbers each, forward and backward.
+    for (dropout, drawn) in [
+        ("train.dropout=0.1", 48.0),
+        ("train.attention_dropout=0.1", 48.0),
+        ("train.lora={dropout = 0.1, target_modules = [\"mlp.c_proj\"]}", 96.0),
+    ] {
+        let expected = with(dropout);
+        let operations = if drawn > 48.0 { OPERATIONS - 2.0 * (12.0 * 64.0 + 50_257.0 * 8.0) } else { OPERATIONS };
+        let rate = 1.0 / (operations / (0.1 * 112e12) + drawn * 3e-9);
+        assert!((expected["tokens_per_second"].as_f64().expect("a number") / rate - 1.0).abs() < 1e-9, "{dropout}: {expected}");
+        let source = expected["source"].as_str().expect("a source");
+        assert!(source.contains("v100 and 3 ns of the processor for each number of a dropout mask; nothing"), "{source}");
+    }
+    // Where other things decide, nothing is reckoned, and the plan names them.
+    for (other, why) in [
+        ("train.precision=bf16", "no data sheet tells how fast it computes in this number format"),
+        ("train.offload=optimizer", "with train.offload or train.recompute = \"host\" main memory decides"),
+        ("train.device=cpu", "no data sheet tells"),
+        ("train.micro_batch=2", "a micro-batch of so few tokens leaves its GPU waiting"),
+    ] {
+        let expected = with(other);
+        assert!(expected["unknown"].as_str().is_some_and(|unknown| unknown.contains(why)), "{other}: {expected}");
     }
 }
 

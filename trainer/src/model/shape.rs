@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use super::role::{Part, Role, TensorSpec};
 use crate::settings::lora::{LinearMap, Lora};
-use crate::settings::{ModelConfig, Preset, Variant};
+use crate::settings::{ModelConfig, Preset, Recompute, TrainSettings, Variant};
 
 /// GPT-2's layer-norm epsilon in every published size.
 pub(super) const LAYER_NORM_EPSILON: f64 = 1e-5;
@@ -226,6 +226,18 @@ impl Shape {
         let [layers, width, vocabulary, block] = [self.layers, self.width, self.vocabulary, block].map(|number| number as f64);
         let passes = if lora.is_some() { 4.0 } else { 6.0 };
         passes * (12.0 * layers * width * width + vocabulary * width) + 6.0 * layers * block * width
+    }
+
+    /// Numbers of dropout masks that the processor draws per trained token, forward and backward, where a GPU computes: all but
+    /// those of attention weights, `2(2L + 1)d`, and for an adapter three times its input.
+    pub fn drawn_per_token(&self, train: &TrainSettings) -> f64 {
+        // A block that is computed again draws once more, but not for its output.
+        let again = usize::from(train.recompute == Recompute::Full);
+        let drops = train.dropout > 0.0 || train.attention_dropout > 0.0;
+        let of_stream = if drops { (2 * (2 * self.layers + 1) + again * self.layers) * self.width } else { 0 };
+        let dropped = train.lora.iter().filter(|lora| lora.dropout > 0.0).flat_map(|lora| lora.maps());
+        let of_adapters: usize = dropped.map(|map| (3 + again) * self.layers * map.size(self.width)[0]).sum();
+        (of_stream + of_adapters) as f64
     }
 
     /// The tensors that an optimizer changes: all of them, or the adapters.
