@@ -27,7 +27,7 @@ use crate::{
         doctor::{self, Material},
         hub, image,
         outlook::Outlook,
-        upload,
+        upload::{self, Uncounted},
     },
     output::{Show, Table, format},
     provider::registry,
@@ -74,8 +74,6 @@ impl Arguments {
 pub struct Planned {
     plan: Plan,
     outlook: Outlook,
-    /// Bytes of text whose tokens are not counted yet.
-    text: Option<u64>,
     /// The things that must be there before the job can run.
     missing: Vec<Finding>,
     /// The trainer's refusals, told before it starts.
@@ -124,13 +122,9 @@ impl Planned {
             })
         }));
         warnings.extend(too_long(&plan, &outlook));
-        let text = match &looked.plan.data {
-            DataPlan::Text(config) if outlook.data.is_none() => upload::bytes_of_text(config, &world.cache),
-            _ => None,
-        };
         let weights = looked.plan.initial_weights.as_ref().and_then(|directory| Transfer::of(Path::new(directory)));
         let fetched = (looked.files > 0).then_some(Transfer { files: looked.files, bytes: looked.bytes });
-        Self { outlook, text, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
+        Self { outlook, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
     }
 
     /// Prints it, with its warnings on stderr. Fails as [`Exit::Usage`] for a job that cannot run yet, and as [`Exit::Capacity`]
@@ -165,19 +159,21 @@ impl Planned {
 
     /// All that is a number; what is not known is absent.
     fn numbers(&self) -> Map<String, Value> {
-        let Self { plan, outlook, text, .. } = self;
+        let Self { plan, outlook, .. } = self;
         let memory = outlook.shape.as_ref().map(|shape| Memory::of(plan, shape).needed);
         let of_fewer = outlook.shape.as_ref().and_then(|shape| Memory::of_fewer(plan, shape)).map(|memory| memory.needed[0]);
         let data = outlook.data.as_ref();
+        let steps = if outlook.estimates_steps(plan) { "estimated_steps" } else { "steps" };
+        let epochs = if outlook.text.is_some() { "estimated_epochs" } else { "epochs" };
         let numbers = [
             ("tokens", json!(data.map(|data| data.train.tokens))),
-            ("estimated_tokens", json!(text.map(|bytes| bytes / upload::BYTES_A_TOKEN))),
+            ("estimated_tokens", json!(outlook.text.as_ref().map(Uncounted::tokens))),
             ("documents", json!(data.map(|data| data.train.documents))),
             ("validation_tokens", json!(data.map(|data| data.validation.tokens))),
             ("parameters", json!(outlook.shape.as_ref().map(Shape::parameters))),
-            ("steps", json!(outlook.steps)),
+            (steps, json!(outlook.steps)),
             ("tokens_per_step", json!(plan.train.tokens_per_step())),
-            ("epochs", json!(outlook.epochs)),
+            (epochs, json!(outlook.epochs)),
             ("memory_bytes", json!(memory.map(|[computes, _]| computes))),
             ("memory_bytes_on_fewer_nodes", json!(of_fewer)),
             ("main_memory_bytes_besides", json!(memory.map(|[_, besides]| besides))),
@@ -197,6 +193,7 @@ impl Planned {
                 "cost_usd": cost.dollars(),
                 "tokens_per_second": pace.tokens_per_second,
                 "measured": pace.is_measured,
+                "estimated_steps": outlook.estimates_steps(plan),
                 "source": pace.source,
             }),
             (Ok(_), ..) => json!({ "unknown": NO_STEPS }),
@@ -288,7 +285,7 @@ impl Show for Planned {
             table.pair("image", image);
         }
         table.pair("store", &plan.store);
-        table.pair("data", data(plan, outlook, self.text));
+        table.pair("data", data(plan, outlook));
         if let Some(weights) = &plan.initial_weights {
             let size = self.weights.as_ref().map(|Transfer { files, bytes }| {
                 format!(" ({} in {} to upload)", format::bytes(*bytes), format::of(*files as u64, "file"))
@@ -339,7 +336,7 @@ impl Show for Planned {
     }
 }
 
-fn data(plan: &Plan, outlook: &Outlook, text: Option<u64>) -> String {
+fn data(plan: &Plan, outlook: &Outlook) -> String {
     let from = match &plan.data {
         DataPlan::Digest(digest) => format!("dataset {digest}"),
         DataPlan::Named(name) => format!("dataset {name} of the store"),
@@ -349,11 +346,11 @@ fn data(plan: &Plan, outlook: &Outlook, text: Option<u64>) -> String {
             None => format!("text from {}", config.train.join(", ")),
         },
     };
-    let estimate = |bytes: u64| {
-        let tokens = format::of(bytes / upload::BYTES_A_TOKEN, "token");
-        format!(": about {tokens}, by its {} and {} bytes a token", format::bytes(bytes), upload::BYTES_A_TOKEN)
+    let estimate = |text: &Uncounted| {
+        let tokens = format::of(text.tokens(), "token");
+        format!(": about {tokens}, by its {} and {} bytes a token", format::bytes(text.bytes), upload::BYTES_A_TOKEN)
     };
-    let Some(data) = &outlook.data else { return from + &text.map(estimate).unwrap_or_default() };
+    let Some(data) = &outlook.data else { return from + &outlook.text.as_ref().map(estimate).unwrap_or_default() };
     let (tokens, documents) = (format::of(data.train.tokens, "token"), format::of(data.train.documents, "document"));
     let validation = match data.validation.tokens {
         0 => "none".to_owned(),
@@ -365,8 +362,12 @@ fn data(plan: &Plan, outlook: &Outlook, text: Option<u64>) -> String {
 fn training(plan: &Plan, outlook: &Outlook) -> String {
     let shared = if plan.processes > 1 { format!(", each by {} processes", plan.processes) } else { String::new() };
     let tokens = plan.train.tokens_per_step();
+    let about = |is_estimate| if is_estimate { "about " } else { "" };
     match (outlook.steps, outlook.epochs) {
-        (Some(steps), Some(epochs)) => format!("{steps} steps of {tokens} tokens{shared}: {}", passes(epochs)),
+        (Some(steps), Some(epochs)) => {
+            let (of_steps, of_epochs) = (about(outlook.estimates_steps(plan)), about(outlook.text.is_some() && epochs >= 0.01));
+            format!("{of_steps}{steps} steps of {tokens} tokens{shared}: {of_epochs}{}", passes(epochs))
+        }
         (Some(steps), None) => format!("{steps} steps of {tokens} tokens{shared}"),
         (None, _) => format!("{}, in steps of {tokens} tokens{shared}", passes(plan.train.epochs.unwrap_or(1.0))),
     }
@@ -411,7 +412,8 @@ fn expected(plan: &Plan, outlook: &Outlook) -> String {
     let (Some(time), Some(cost)) = (outlook.time(plan), outlook.cost(plan)) else { return format!("not known: {NO_STEPS}") };
     let cost = if cost == Money::ZERO { String::new() } else { format!(" and {cost}") };
     let (time, rate) = (format::duration(time), format::number(pace.tokens_per_second.round() as u64));
-    format!("about {time} of training{cost}, at {rate} tokens/s ({})", pace.source)
+    let steps = if outlook.estimates_steps(plan) { " for the steps that the text is estimated to have" } else { "" };
+    format!("about {time} of training{cost}{steps}, at {rate} tokens/s ({})", pace.source)
 }
 
 fn price(plan: &Plan) -> String {

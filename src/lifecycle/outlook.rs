@@ -11,7 +11,7 @@ use ft_trainer::{
 use super::{
     Result, World,
     pace::{self, Pace},
-    upload,
+    upload::{self, Uncounted},
 };
 use crate::job::{
     plan::{DataPlan, Plan},
@@ -22,6 +22,8 @@ use crate::job::{
 #[derive(Debug, Clone)]
 pub struct Outlook {
     pub data: Option<Description>,
+    /// The text without a description. Its passes, and the steps where they are not set, are estimated.
+    pub text: Option<Uncounted>,
     pub shape: Option<Shape>,
     pub steps: Option<u64>,
     /// Passes over the training split.
@@ -35,12 +37,22 @@ impl Outlook {
     pub async fn of(world: &World, plan: &Plan, data: Option<Description>) -> Self {
         let train = &plan.train;
         let shape = shape(plan, data.as_ref());
-        let sampler = data.as_ref().and_then(|data| preflight::sampler(data.train.tokens, train).ok());
+        let text = match &plan.data {
+            DataPlan::Text(config) if data.is_none() => Uncounted::of(config, &world.cache),
+            _ => None,
+        };
+        let tokens = data.as_ref().map(|data| data.train.tokens).or(text.as_ref().map(Uncounted::training_tokens));
+        let sampler = tokens.and_then(|tokens| preflight::sampler(tokens, train).ok());
         let steps = sampler.as_ref().map(|sampler| preflight::steps(train, sampler.blocks())).or(train.steps);
         let epochs =
             sampler.zip(steps).map(|(sampler, steps)| steps as f64 * train.sequences_per_step() as f64 / sampler.blocks() as f64);
         let pace = pace::of(world, plan, shape.as_ref()).await;
-        Self { data, shape, steps, epochs, pace }
+        Self { data, text, shape, steps, epochs, pace }
+    }
+
+    /// Whether the steps are those of an estimate.
+    pub fn estimates_steps(&self, plan: &Plan) -> bool {
+        self.text.is_some() && plan.train.steps.is_none()
     }
 
     /// How long the steps take, without the start of the machine, validation and checkpoints.

@@ -183,7 +183,7 @@ pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Resu
     if directory.is_dir() {
         return check_dataset(plan, &directory);
     }
-    if bytes(&inputs) > LITTLE_TEXT {
+    if bytes(&inputs.files()) > LITTLE_TEXT {
         return Ok(None);
     }
     let folder = tempfile::tempdir().map_err(|error| Failure::new(Exit::Failure, format!("cannot make a directory: {error}")))?;
@@ -204,19 +204,46 @@ pub(super) fn check_source(plan: &Plan, config: &DataConfig, cache: &Path) -> Re
     if directory.is_dir() { check_dataset(plan, &directory) } else { Ok(None) }
 }
 
-/// How much text there is, as far as that is told without reading it.
-pub fn bytes_of_text(config: &DataConfig, cache: &Path) -> Option<u64> {
-    if config.source.is_some() {
-        return config.limit_bytes;
-    }
-    let inputs = inputs(config, cache).ok()?;
-    let is_packed = |path: &PathBuf| path.extension().is_some_and(|kind| ["gz", "zst", "parquet"].iter().any(|name| kind == *name));
-    let is_told = config.format == DataFormat::Text && !inputs.files().iter().any(is_packed);
-    is_told.then(|| bytes(&inputs).min(config.limit_bytes.unwrap_or(u64::MAX)))
+/// Text whose tokens are not counted yet.
+#[derive(Debug, Clone, Copy)]
+pub struct Uncounted {
+    pub bytes: u64,
+    /// Those of the training split.
+    for_training: u64,
 }
 
-fn bytes(inputs: &Inputs) -> u64 {
-    inputs.files().iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
+impl Uncounted {
+    /// How much text there is, as far as that is told without reading it.
+    pub fn of(config: &DataConfig, cache: &Path) -> Option<Self> {
+        let limit = config.limit_bytes.unwrap_or(u64::MAX);
+        let (all, train) = if config.source.is_some() {
+            (config.limit_bytes?, config.limit_bytes?)
+        } else {
+            let inputs = inputs(config, cache).ok()?;
+            let is_packed = |path: &PathBuf| path.extension().is_some_and(|kind| PACKED.iter().any(|name| kind == *name));
+            let is_told = config.format == DataFormat::Text && !inputs.files().iter().any(is_packed);
+            is_told.then(|| (bytes(&inputs.files()), bytes(&inputs.train)))?
+        };
+        let kept = if config.validation.is_empty() { 1.0 - config.validation_fraction } else { 1.0 };
+        Some(Self { bytes: all.min(limit), for_training: (train.min(limit) as f64 * kept) as u64 })
+    }
+
+    /// An estimate.
+    pub fn tokens(&self) -> u64 {
+        self.bytes / BYTES_A_TOKEN
+    }
+
+    /// An estimate.
+    pub fn training_tokens(&self) -> u64 {
+        self.for_training / BYTES_A_TOKEN
+    }
+}
+
+/// Files that do not tell how much text they have.
+const PACKED: [&str; 3] = ["gz", "zst", "parquet"];
+
+fn bytes(files: &[PathBuf]) -> u64 {
+    files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 async fn send_dataset(world: &World, plan: &Plan, directory: &Path) -> Result<Digest> {

@@ -136,6 +136,29 @@ fn much_text_is_estimated_by_its_bytes() {
     assert!(data.ends_with("text.txt: about 2,600,000 tokens, by its 9.9 MiB and 4 bytes a token"), "{text}");
     let numbers = sandbox.json(&["plan", "job.toml", "--set", "data.limit_bytes=4000"])["numbers"].take();
     assert_eq!(numbers["estimated_tokens"], 1_000);
+    // An epoch of half of it, at 64 tokens a step; and all that follows is an estimate too.
+    let by_epochs = ["--set", "train.epochs=2"];
+    sandbox.write("job.toml", JOB.replace("steps = 100\n", ""));
+    let numbers = sandbox.json(&[&["plan", "job.toml"], &by_epochs[..]].concat())["numbers"].take();
+    assert_eq!((&numbers["estimated_steps"], &numbers["steps"]), (&json!(40_624), &Value::Null), "{numbers}");
+    assert_eq!((&numbers["epochs"], numbers["estimated_epochs"].as_f64().map(f64::round)), (&Value::Null, Some(2.0)), "{numbers}");
+    let sets = ["--set", "train.precision=fp16", "--set", "train.micro_batch=256"];
+    let expected = sandbox.json(&on_gce(&[&sets[..], &by_epochs].concat()))["expected"].take();
+    // 317 steps of 8,192 tokens.
+    let hours = 317.0 * 8_192.0 * OPERATIONS / (0.1 * 112e12) / 3_600.0;
+    assert!((expected["hours"].as_f64().expect("hours") / hours - 1.0).abs() < 1e-6, "{expected}");
+    assert!(expected["cost_usd"].is_number() && expected["estimated_steps"] == true, "{expected}");
+    let text = sandbox.ok(&on_gce(&[&sets[..], &by_epochs].concat()));
+    assert_eq!(row(&text, "training").as_deref(), Some("about 317 steps of 8192 tokens: about 2 epochs"), "{text}");
+    let about = row(&text, "expected").expect("a row");
+    assert!(about.starts_with("about ") && about.contains(" for the steps that the text is estimated to have, at "), "{about}");
+    // The held-out text is no part of an epoch.
+    let held = ["--set", "data.validation=[]", "--set", "data.validation_fraction=0.5"];
+    let numbers = sandbox.json(&[&["plan", "job.toml"], &by_epochs[..], &held[..]].concat())["numbers"].take();
+    assert_eq!(numbers["estimated_steps"], 20_312, "{numbers}");
+    // Nothing is refused because of an estimate.
+    let numbers = sandbox.json(&["plan", "job.toml", "--set", "train.gradient_accumulation=1000000"])["numbers"].take();
+    assert_eq!((&numbers["estimated_steps"], &numbers["steps"]), (&Value::Null, &Value::Null), "{numbers}");
     // A packed file does not tell how much text it has.
     sandbox.write("text.txt.gz", "x".repeat(8 << 20));
     let numbers = sandbox.json(&["plan", "job.toml", "--set", "data.train=[\"text.txt.gz\"]"])["numbers"].take();
