@@ -12,7 +12,7 @@ use ft_trainer::{
     },
     model::weights::model_files,
     preflight::{self, Asked},
-    settings::{DataConfig, DataFormat, TextSource},
+    settings::{DataConfig, DataFormat, TextSource, TokenizerKind},
 };
 
 use super::{Next, Result, STAGES, World, hub, journal::Journal};
@@ -105,7 +105,8 @@ pub(super) fn there(path: &Path) -> Result<()> {
 
 /// The plan's demands on a trainer.
 pub(super) fn asked(plan: &Plan) -> Asked<'_> {
-    Asked { model: &plan.model, train: &plan.train, initial_weights: plan.initial_weights.as_deref().map(Path::new) }
+    let Plan { model, train, sample, .. } = plan;
+    Asked { model, train, initial_weights: plan.initial_weights.as_deref().map(Path::new), sample: sample.as_ref() }
 }
 
 /// Refuses initial weights that the trainer would refuse.
@@ -126,12 +127,15 @@ pub(super) fn check_weights(plan: &Plan) -> Result<()> {
     Ok(asked(plan).check_weights()?)
 }
 
-/// Refuses a tokenizer whose tokens are not those of the weights, as far as that is known before any text is read.
+/// Refuses a tokenizer whose tokens are not those of the weights, and a prompt that is too long with it, as far as that is known
+/// before any text is read.
 pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
     config.tokenizer.files().try_for_each(|file| there(&file))?;
     match (&config.tokenizer.directory, config.format, config.tokenizer.vocabulary) {
         (Some(directory), ..) => asked(plan).check_tokenizer(&Tokenizer::load(Path::new(directory))?)?,
-        (None, DataFormat::Text, None) if plan.initial_weights.is_some() => asked(plan).check_published_tokenizer()?,
+        (None, DataFormat::Text, None) if plan.initial_weights.is_some() || plan.sample.is_some() => {
+            asked(plan).check_published_tokenizer()?;
+        }
         _ => {}
     }
     Ok(())
@@ -152,6 +156,7 @@ pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<Option<Know
     }
     let dataset = Dataset::open(directory)?;
     asked(plan).check_data(dataset.description())?;
+    asked(plan).check_sample(&dataset)?;
     if let Some(weights) = &plan.initial_weights {
         preflight::check_dataset(Path::new(weights), &dataset)?;
     }
@@ -166,7 +171,26 @@ pub(super) async fn check_stored(world: &World, plan: &Plan, digest: Digest) -> 
     let Some(text) = dataset::small_file(world.store.as_ref(), &digest, DESCRIPTION).await? else { return Ok((digest, None)) };
     let data = parse_description(Path::new(digest.as_str()), &text)?;
     asked(plan).check_data(&data)?;
+    if plan.sample.is_some()
+        && let Some(tokenizer) = stored_tokenizer(world, &digest, &data).await?
+    {
+        asked(plan).check_prompt(&tokenizer)?;
+    }
     Ok((digest, Some(Known { data, remarks: Remarks::default() })))
+}
+
+/// The tokenizer of a dataset in the store, unless its files are large.
+async fn stored_tokenizer(world: &World, digest: &Digest, data: &Description) -> Result<Option<Tokenizer>> {
+    if data.tokenizer.kind == TokenizerKind::Gpt2 {
+        return Ok(Some(Tokenizer::gpt2()?));
+    }
+    let trouble = |error| Failure::new(Exit::Failure, format!("cannot keep the tokenizer of {digest} for a moment: {error}"));
+    let folder = tempfile::tempdir().map_err(trouble)?;
+    for name in Tokenizer::FILES.into_iter().filter(|name| data.tokenizer.files.iter().any(|file| file.file == *name)) {
+        let Some(bytes) = dataset::small_file(world.store.as_ref(), digest, name).await? else { return Ok(None) };
+        std::fs::write(folder.path().join(name), bytes).map_err(trouble)?;
+    }
+    Ok(Some(Tokenizer::load(folder.path())?))
 }
 
 /// The files of a model directory that are uploaded.

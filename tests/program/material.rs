@@ -59,7 +59,9 @@ type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
 
 #[test]
 fn a_plan_refuses_what_the_trainer_would() {
-    let cases: [Case<'_>; 15] = [
+    let prompt = format!("sample.prompt=\"{}\"", ["word"; 200].join(" "));
+    let cases: [Case<'_>; 16] = [
+        (&|_| (), &[&prompt], "sample.prompt: a prompt of 200 tokens leaves no room in the model's context of 64; shorten it"),
         (
             &|sandbox| {
                 sandbox.write("weights/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");

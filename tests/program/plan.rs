@@ -207,6 +207,25 @@ fn a_dataset_of_the_store_is_known_too() {
     }
 }
 
+/// A prompt has forty of GPT-2's tokens, and many more of a small vocabulary.
+#[test]
+fn a_prompt_is_counted_in_the_tokens_of_the_data() {
+    let sandbox = place();
+    let prompt = format!("sample.prompt=\"{}\"", ["Washington"; 40].join(" "));
+    let small = ["--tokenizer", "train", "--vocabulary", "300"];
+    sandbox.ok(&[&["prepare", "text.txt", "--out", "tokens", "--validation-fraction", "0"], &small[..]].concat());
+    sandbox.ok(&["upload", "tokens", "--name", "texts"]);
+    let text = "[data]\ntrain = [\"text.txt\"]\nvalidation = [\"text.txt\"]\n";
+    let of_small = "[data]\ntrain = [\"text.txt\"]\n[data.tokenizer]\nkind = \"train\"\nvocabulary = 300\n";
+    for (data, fits) in [(text, true), (of_small, false), ("dataset = \"tokens\"\n", false), ("dataset = \"@texts\"\n", false)] {
+        sandbox.write("job.toml", JOB.replace(text, data));
+        assert_eq!(sandbox.run(&["plan", "job.toml"]).code, Some(0), "{data}");
+        let said = sandbox.run(&["plan", "job.toml", "--set", &prompt]);
+        assert_eq!(said.code, Some(if fits { 0 } else { 2 }), "{data}: {}", said.stderr);
+        assert!(fits || said.stderr.contains("leaves no room in the model's context of 64"), "{data}: {}", said.stderr);
+    }
+}
+
 #[test]
 fn a_plan_expects_what_an_earlier_job_has_shown() {
     let sandbox = place();

@@ -1,5 +1,5 @@
-//! Checks of a run's weights, tokenizer, shape and data before it begins: on the machine that trains, and before that where a job
-//! is planned. Only the headers of weights are read.
+//! Checks of a run's weights, tokenizer, shape, data and prompt before it begins: on the machine that trains, and before that where
+//! a job is planned. Only the headers of weights are read.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::model::shape::OWN_TOKENIZER;
 use crate::model::weights::model_files::ModelFiles;
 use crate::model::{PUBLISHED_VOCABULARY, Shape};
-use crate::settings::{ModelConfig, TrainConfig, TrainSettings, Variant, length, validate};
+use crate::settings::{ModelConfig, SampleConfig, TrainConfig, TrainSettings, Variant, length, validate};
 
 /// The settings of a run that are checked.
 #[derive(Debug, Clone, Copy)]
@@ -19,11 +19,14 @@ pub struct Asked<'a> {
     pub train: &'a TrainSettings,
     /// A Hugging Face directory.
     pub initial_weights: Option<&'a Path>,
+    /// The text at the end.
+    pub sample: Option<&'a SampleConfig>,
 }
 
 impl<'a> From<&'a TrainConfig> for Asked<'a> {
     fn from(config: &'a TrainConfig) -> Self {
-        Self { model: &config.model, train: &config.train, initial_weights: config.initial_weights.as_deref() }
+        let TrainConfig { model, train, sample, initial_weights, .. } = config;
+        Self { model, train, initial_weights: initial_weights.as_deref(), sample: sample.as_ref() }
     }
 }
 
@@ -36,19 +39,31 @@ impl Asked<'_> {
         self.check_adapters(&shape)
     }
 
-    /// Checks a tokenizer against the weights.
+    /// Checks a tokenizer against the weights, and the sample's prompt with it.
     pub fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), Failure> {
         self.shape(tokenizer.vocabulary())?;
-        self.initial_weights.map_or(Ok(()), |weights| check_tokenizer(weights, tokenizer))
+        self.initial_weights.map_or(Ok(()), |weights| check_tokenizer(weights, tokenizer))?;
+        self.check_prompt(tokenizer)
     }
 
-    /// [`Asked::check_tokenizer`] with GPT-2's, which is made only where there is one to hold it against.
+    /// [`Asked::check_tokenizer`] with GPT-2's, which is made only where it is needed.
     pub fn check_published_tokenizer(&self) -> Result<(), Failure> {
         self.shape(PUBLISHED_VOCABULARY)?;
-        match self.initial_weights {
-            Some(weights) if Tokenizer::lies_in(weights) => check_tokenizer(weights, &Tokenizer::gpt2()?),
-            _ => Ok(()),
-        }
+        let is_needed = self.sample.is_some() || self.initial_weights.is_some_and(Tokenizer::lies_in);
+        if is_needed { self.check_tokenizer(&Tokenizer::gpt2()?) } else { Ok(()) }
+    }
+
+    /// Checks the sample's prompt with a dataset's tokenizer.
+    pub fn check_sample(&self, dataset: &Dataset) -> Result<(), Failure> {
+        self.sample.map_or(Ok(()), |_| self.check_prompt(&dataset.tokenizer()?))
+    }
+
+    /// Checks the sample's prompt.
+    pub fn check_prompt(&self, tokenizer: &Tokenizer) -> Result<(), Failure> {
+        let Some(sample) = self.sample else { return Ok(()) };
+        let shape = self.shape(tokenizer.vocabulary())?;
+        let checked = check_prompt(&tokenizer.encode_prompt(&sample.prompt), &shape);
+        checked.map_err(|failure| Failure::input(format!("sample.prompt: {failure}")))
     }
 
     /// Checks how much text there is, by the description of the dataset.
@@ -123,6 +138,26 @@ pub fn check_validation(settings: &TrainSettings, data: &Description) -> Result<
     }
     let key = if settings.keep_best { "train.keep_best" } else { "train.early_stopping_patience" };
     Err(Failure::input(format!("{key} needs a validation loss, and the dataset has no validation text; add some, or remove {key}")))
+}
+
+/// Refuses a prompt that a model of this shape cannot continue.
+pub fn check_prompt(prompt: &[u32], shape: &Shape) -> Result<(), Failure> {
+    let (length, context) = (prompt.len(), shape.context);
+    if prompt.is_empty() {
+        return Err(Failure::input("a prompt without tokens cannot be continued"));
+    }
+    if length >= context {
+        return Err(Failure::input(format!(
+            "a prompt of {length} tokens leaves no room in the model's context of {context}; shorten it"
+        )));
+    }
+    match prompt.iter().find(|token| **token as usize >= shape.vocabulary) {
+        Some(token) => Err(Failure::input(format!(
+            "the prompt has token {token}, but the model knows only {}; use the tokenizer that the model was trained with",
+            shape.vocabulary
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses data whose numbers stand for other tokens than those that the weights were trained on. Weights may lie there without a

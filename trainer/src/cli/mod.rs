@@ -316,7 +316,7 @@ fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
         end_of_text: tokenizer.end_of_text(),
         draft: true,
     };
-    let prompts: Vec<Vec<u32>> = arguments.prompt.iter().map(|prompt| generation::encode(&tokenizer, prompt)).collect();
+    let prompts: Vec<Vec<u32>> = arguments.prompt.iter().map(|prompt| tokenizer.encode_prompt(prompt)).collect();
     let continuations = generation::generate(&model, &prompts, &request)?;
     let samples = arguments.prompt.iter().zip(prompts).zip(continuations).map(|((prompt, prompt_tokens), continuation)| Sample {
         prompt,

@@ -14,9 +14,9 @@ use tch::{Kind, Tensor};
 
 use crate::cpu::parallel;
 use crate::cpu::slices::floats;
-use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
 use crate::model::{Draft, Gpt2, KvCache};
+use crate::preflight::check_prompt;
 use crate::random::uniform;
 use sampling::Sampling;
 
@@ -65,18 +65,12 @@ pub struct Continuation {
     pub finish: Finish,
 }
 
-/// The tokens of a prompt. An empty prompt begins a new document.
-pub fn encode(tokenizer: &Tokenizer, prompt: &str) -> Vec<u32> {
-    let tokens = tokenizer.encode(prompt);
-    if tokens.is_empty() { vec![tokenizer.end_of_text()] } else { tokens }
-}
-
 /// Continues every prompt. Shorter prompts are padded on the left; padding is neither attended to nor counted in the positions, so
 /// a prompt continues in a batch as it would alone. `model`'s context is the limit: a prompt that fills it is refused, a text that
 /// reaches it ends there with [`Finish::Context`].
 pub fn generate(model: &Gpt2, prompts: &[Vec<u32>], request: &Request) -> Result<Vec<Continuation>, Failure> {
+    prompts.iter().try_for_each(|prompt| check_prompt(prompt, model.shape()))?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-    check(model, prompts, longest)?;
     let room = model.shape().context - longest;
     let steps = request.tokens.min(room);
     let rows = match prompts {
@@ -159,26 +153,6 @@ fn looked_up(text: &[u32], most: usize) -> Vec<u32> {
         Some(text[place + length..].iter().copied().cycle().take(most).collect())
     };
     MATCHED.into_iter().find_map(followed).unwrap_or_default()
-}
-
-fn check(model: &Gpt2, prompts: &[Vec<u32>], longest: usize) -> Result<(), Failure> {
-    let shape = model.shape();
-    if prompts.iter().any(Vec::is_empty) {
-        return Err(Failure::input("a prompt without tokens cannot be continued"));
-    }
-    if longest >= shape.context {
-        let context = shape.context;
-        return Err(Failure::input(format!(
-            "a prompt of {longest} tokens leaves no room in the model's context of {context}; shorten it"
-        )));
-    }
-    match prompts.iter().flatten().find(|&&token| token as usize >= shape.vocabulary) {
-        Some(token) => Err(Failure::input(format!(
-            "the prompt has token {token}, but the model knows only {}; use the tokenizer that the model was trained with",
-            shape.vocabulary
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// A continuation in the making.

@@ -76,7 +76,7 @@ impl Run {
     /// The prompt and the model's continuation of it.
     pub(crate) fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
         let tokenizer = self.dataset.tokenizer()?;
-        let prompt = generation::encode(&tokenizer, &sample.prompt);
+        let prompt = tokenizer.encode_prompt(&sample.prompt);
         let request = Request {
             tokens: sample.tokens,
             sampling: sample.into(),

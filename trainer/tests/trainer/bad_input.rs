@@ -42,7 +42,9 @@ fn configuration() {
         (&["data=nowhere"], "nowhere is not a prepared dataset: it does not exist"),
         (&["train.warmup_steps=41"], "train.warmup_steps: the warm-up of 41 steps is longer than the run of 40"),
     ];
-    for (arguments, expected) in cases {
+    let long = format!("sample.prompt={}", "fn ".repeat(60));
+    let too_long: (&[&str], _) = (&[&long], "leaves no room in the model's context of 48; shorten it");
+    for (arguments, expected) in cases.into_iter().chain([too_long]) {
         assert_fails(&fixture.train(&config, arguments).output().unwrap(), 2, &[expected]);
     }
     assert_fails(&fixture.train(Path::new("missing.toml"), &[]).output().unwrap(), 2, &["cannot read missing.toml: No such file"]);

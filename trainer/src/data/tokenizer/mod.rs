@@ -124,6 +124,12 @@ impl Tokenizer {
         ids
     }
 
+    /// The ids of a prompt. An empty one begins a new document.
+    pub fn encode_prompt(&self, prompt: &str) -> Vec<u32> {
+        let tokens = self.encode(prompt);
+        if tokens.is_empty() { vec![self.end_of_text] } else { tokens }
+    }
+
     /// The ids of each text, on all cores.
     pub fn encode_batch(&self, texts: &[&str]) -> Vec<Vec<u32>> {
         let encode = |encoder: &mut Encoder<'_>, text: &&str| {

@@ -60,6 +60,7 @@ impl Run {
             if checkpoint.is_none() {
                 check_beginning(config, &dataset)?;
             }
+            Asked::from(config).check_sample(&dataset)?;
             let state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
             Ok((state, checkpoint.is_some(), config.initial_weights.is_some()))
         };
