@@ -52,10 +52,12 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
         Ok(world) => world,
         Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
-    let mut findings = vec![doctor::backend_and_store(&world, name)];
-    findings.extend(doctor::exposure(&world, name));
-    findings.extend(app.block_on(async { Ok(world.provider.check().await) })?);
-    Ok(findings)
+    app.block_on(async {
+        let mut findings = vec![doctor::backend_and_store(&world, name).await];
+        findings.extend(doctor::exposure(&world, name));
+        findings.extend(world.provider.check().await);
+        Ok(findings)
+    })
 }
 
 /// The state of the sign-in; only for a store that asks for one.

@@ -1,30 +1,36 @@
-//! The obstacles to a job on this machine, each with the command that removes it. Works offline and leaves
-//! nothing behind.
+//! The obstacles to a job on this machine, each with the command that removes it. Leaves nothing behind.
 
 use std::{
     fs,
     io::{self, ErrorKind, Write as _},
     path::Path,
+    time::Duration,
 };
 
 use ft_trainer::settings::DeviceChoice;
+use tokio::time::timeout;
 
 use super::{
     Result, World,
     upload::{self, Known},
 };
 use crate::{
-    exit::Failure,
+    exit::{Exit, Failure},
     job::{
         compute::{Backend, Compute},
         finding::{Finding, Health},
         hub::is_name,
+        id::path,
         plan::{DataPlan, Plan},
     },
     store,
 };
 
 pub const DOCTOR_SCHEMA: &str = "ftctl.doctor/1";
+
+/// So long is waited for a store in silence, and then so long with a word. One that is not there is given up after 30 s.
+const SHORT: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(37);
 
 /// Looks at what ftctl needs on this machine wherever jobs run.
 pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
@@ -86,14 +92,32 @@ pub async fn stored(world: &World, plan: &Plan) -> Result<Option<Known>> {
     Ok(upload::check_stored(world, plan, digest).await?.1)
 }
 
-/// Names a backend and its store, and looks whether files can be made in one that is a directory.
-pub fn backend_and_store(world: &World, backend: &str) -> Finding {
+/// Names a backend and its store, looks whether files can be made in one that is a directory, and asks it for an object.
+pub async fn backend_and_store(world: &World, backend: &str) -> Finding {
     let (what, url) = ("backend and store", world.store.url());
-    let good = Finding::good(what, format!("{backend}, {url}"));
     match store::directory(url).map(|directory| writable(what, &directory)) {
         Some(bad) if bad.health == Health::Bad => bad,
-        _ => good,
+        _ => match answers(world).await {
+            Ok(()) => Finding::good(what, format!("{backend}, {url}")),
+            Err(failure) if failure.exit == Exit::Network => {
+                refused(what, failure.fix("correct the store's address, or start what should answer there"))
+            }
+            Err(failure) => refused(what, failure),
+        },
     }
+}
+
+/// Asks the store about an object that need not be there. It knows best when it gives up.
+async fn answers(world: &World) -> Result<()> {
+    let object = path::name("doctor");
+    let asked = world.store.head(&object);
+    tokio::pin!(asked);
+    if let Ok(answer) = timeout(SHORT, &mut asked).await {
+        return Ok(answer.map(drop)?);
+    }
+    world.report.line("waiting for an answer of the store");
+    let late = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", (SHORT + LONG).as_secs()));
+    Ok(timeout(LONG, asked).await.map_err(late)?.map(drop)?)
 }
 
 /// The damage that an intruder on a machine could do to the store. Jobs of this machine have the rights of its user anyway.

@@ -427,6 +427,24 @@ fn a_doctor_never_says_ok_of_a_directory_that_cannot_be_written() {
     assert_eq!(sandbox.run(&["doctor"]).code, Some(0));
 }
 
+#[test]
+fn a_doctor_never_says_ok_of_a_store_that_does_not_answer() {
+    let sandbox = Sandbox::new();
+    sandbox.write("ftctl.toml", "backend = \"fake\"\n");
+    let endpoint = format!("http://127.0.0.1:{}/devstoreaccount1", crate::common::free_port());
+    let mut doctor = sandbox.command(&["doctor"]);
+    doctor.env("FTCTL_STORE", format!("{endpoint}/box")).env("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true");
+    let said = Sandbox::said(&mut doctor);
+    let line = said.stdout.lines().find(|line| line.contains("backend and store")).expect("a finding");
+    assert!(said.code == Some(1) && line.starts_with("BAD"), "{}{}", said.stdout, said.stderr);
+    assert!(
+        said.stdout.contains("Connection refused") && said.stdout.contains("fix: correct the store's address"),
+        "{}",
+        said.stdout
+    );
+    assert!(said.stderr.contains("waiting for an answer of the store"), "{}", said.stderr);
+}
+
 fn ok(sandbox: &Sandbox, arguments: &[&str]) -> String {
     let said = sandbox.run(arguments);
     assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
