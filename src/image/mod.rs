@@ -41,8 +41,8 @@ pub enum ImageError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{what} is not in PATH; ftctl builds the trainer with it")]
-    NoTool { what: &'static str },
+    #[error("{what} {why}; ftctl builds the trainer with it")]
+    NoTool { what: &'static str, why: String },
     /// A program that was started failed; the log has everything it said.
     #[error("{purpose} failed:\n{tail}\nThe whole log is {}. {advice}", log.display())]
     Failed { purpose: &'static str, tail: String, log: PathBuf, advice: &'static str },

@@ -4,16 +4,23 @@ use std::{
     env,
     ffi::OsStr,
     path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
 };
 
+use rustix::fs::{Access, access};
+use tokio::{process::Command, time::timeout};
+
 use super::{ImageError, Result, libtorch, trainer};
-use crate::job::finding::{Finding, Health};
+use crate::job::finding::Finding;
 
 /// Free space below which a first run on this machine would not fit: libtorch, the build, a dataset and checkpoints.
 const ROOM: u64 = 6 << 30;
+/// The time that a program has to tell its version.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Looks for the libtorch and the trainer of this version, and without a trainer for what builds one.
-pub fn examine(cache: &Path) -> Vec<Finding> {
+pub async fn examine(cache: &Path) -> Vec<Finding> {
     let built = trainer::present(cache);
     let mut findings = Vec::new();
     findings.push(match libtorch::present(cache) {
@@ -26,17 +33,24 @@ pub fn examine(cache: &Path) -> Vec<Finding> {
     });
     // A built trainer needs no tools any more.
     if built.is_none() {
-        findings.extend(TOOLS.iter().map(|tool| found(tool, env::var_os("PATH").as_deref())));
+        for tool in TOOLS {
+            findings.push(tool.found(env::var_os("PATH").as_deref()).await.map_or_else(
+                |why| Finding::bad(tool.what, format!("{why}; the trainer is built with it"), tool.fix),
+                |program| Finding::good(tool.what, program.display().to_string()),
+            ));
+        }
         findings.extend(room(cache));
     }
     findings
 }
 
 /// Refuses to begin a build of the trainer that would fail after a long download.
-pub fn compilers() -> Result<()> {
+pub async fn compilers() -> Result<()> {
     let path = env::var_os("PATH");
-    let lacking = TOOLS.iter().filter(|tool| tool.compiles).find(|tool| found(tool, path.as_deref()).health == Health::Bad);
-    lacking.map_or(Ok(()), |tool| Err(ImageError::NoTool { what: tool.what }))
+    for tool in TOOLS.iter().filter(|tool| tool.compiles) {
+        tool.found(path.as_deref()).await.map_err(|why| ImageError::NoTool { what: tool.what, why })?;
+    }
+    Ok(())
 }
 
 struct Tool {
@@ -49,18 +63,45 @@ struct Tool {
 }
 
 const TOOLS: &[Tool] = &[
-    Tool { what: "cargo", compiles: true, programs: &["cargo"], fix: "install Rust with rustup, without root" },
+    Tool {
+        what: "cargo",
+        compiles: true,
+        programs: &["cargo"],
+        fix: "install Rust with rustup, without root; `rustup default stable` where it has no toolchain",
+    },
     Tool { what: "C++ compiler", compiles: true, programs: &["c++", "g++", "clang++"], fix: "install g++ or clang" },
     Tool { what: "python3", compiles: false, programs: &["python3"], fix: "install Python 3; it fetches libtorch" },
 ];
 
-fn found(tool: &Tool, path: Option<&OsStr>) -> Finding {
-    let directories: Vec<PathBuf> = path.map(|path| env::split_paths(path).collect()).unwrap_or_default();
-    let candidates = directories.iter().flat_map(|directory| tool.programs.iter().map(move |program| directory.join(program)));
-    match candidates.into_iter().find(|candidate| candidate.is_file()) {
-        Some(program) => Finding::good(tool.what, program.display().to_string()),
-        None => Finding::bad(tool.what, "not found in PATH; the trainer is built with it", tool.fix),
+impl Tool {
+    /// The first that can be started.
+    fn lies_in(&self, path: &OsStr) -> Option<PathBuf> {
+        let is_program = |candidate: &PathBuf| candidate.is_file() && access(candidate, Access::EXEC_OK).is_ok();
+        env::split_paths(path)
+            .flat_map(|directory| self.programs.iter().map(move |program| directory.join(program)))
+            .find(is_program)
     }
+
+    /// The program, or why there is none to be used.
+    async fn found(&self, path: Option<&OsStr>) -> Result<PathBuf, String> {
+        let program = path.and_then(|path| self.lies_in(path)).ok_or("is not in PATH")?;
+        tells_version(&program).await.map_err(|why| format!("does not work: {} --version: {why}", program.display()))?;
+        Ok(program)
+    }
+}
+
+/// Starts a program: what an installer leaves, such as rustup without a toolchain, need not have one behind it.
+async fn tells_version(program: &Path) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+    let late = |_| format!("no answer for {} s", PATIENCE.as_secs());
+    let output = timeout(PATIENCE, command.output()).await.map_err(late)?.map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let first = said.lines().find(|line| !line.trim().is_empty());
+    Err(first.map_or_else(|| output.status.to_string(), |line| line.trim_start_matches("error: ").trim_end_matches('.').to_owned()))
 }
 
 fn room(cache: &Path) -> Option<Finding> {
@@ -83,19 +124,21 @@ fn room(cache: &Path) -> Option<Finding> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_empty_machine_lacks_every_tool_and_says_how_to_get_it() {
+    #[tokio::test]
+    async fn an_empty_machine_lacks_every_tool() {
         for tool in TOOLS {
-            let finding = found(tool, Some(OsStr::new("/nonexistent")));
-            assert_eq!((finding.health, finding.fix.as_deref()), (Health::Bad, Some(tool.fix)));
+            assert_eq!(tool.found(Some(OsStr::new("/nonexistent"))).await, Err("is not in PATH".to_owned()));
         }
     }
 
-    #[test]
-    fn a_program_is_found_in_any_directory_of_the_path() {
-        let directory = tempfile::tempdir().expect("a directory");
-        std::fs::write(directory.path().join("clang++"), "").expect("written");
-        let path = env::join_paths([Path::new("/nonexistent"), directory.path()]).expect("a path");
-        assert_eq!(found(&TOOLS[1], Some(&path)).health, Health::Good);
+    #[tokio::test]
+    async fn a_program_is_found_in_any_directory_of_the_path() {
+        let [first, second] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let path = env::join_paths([Path::new("/nonexistent"), first.path(), second.path()]).expect("a path");
+        // Not the file that cannot be started, as a shell.
+        std::fs::write(first.path().join("clang++"), "").expect("written");
+        let program = second.path().join("clang++");
+        std::os::unix::fs::symlink("/bin/true", &program).expect("made");
+        assert_eq!(TOOLS[1].found(Some(&path)).await, Ok(program));
     }
 }

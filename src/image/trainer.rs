@@ -36,7 +36,7 @@ fn digest(libtorch: &str) -> Digest {
 /// Finds the trainer, or builds it with cargo from the embedded sources. It lies where [`program`] says.
 pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<Digest> {
     if present(cache).is_none() {
-        needs::compilers()?;
+        needs::compilers().await?;
     }
     let libtorch = libtorch::ensure(cache, report).await?;
     let digest = digest(&libtorch.key);

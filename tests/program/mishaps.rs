@@ -574,6 +574,7 @@ impl SetUp {
 case "$*" in
 "-m pip --version") exit 0 ;;
 "-c "*) echo 3 11; exit 0 ;;
+--version) exit 0 ;;
 *) echo installation >>"$HOME/installations" ;;
 esac
 while [ $# -gt 1 ] && [ "$1" != --target ]; do shift; done
@@ -589,16 +590,25 @@ touch "$2/torch/lib/libc10.so"
     fn new() -> Self {
         let sandbox = Sandbox::new();
         fs::create_dir(sandbox.path("bin")).expect("a directory");
-        for (name, script) in [("python3", Self::PYTHON), ("cargo", "#!/bin/sh\necho no compiler today >&2\nexit 1\n")] {
-            sandbox.write(&format!("bin/{name}"), script);
-            fs::set_permissions(sandbox.path("bin").join(name), fs::Permissions::from_mode(0o755)).expect("executable");
-        }
-        Self { sandbox }
+        let set_up = Self { sandbox };
+        set_up.program("python3", Self::PYTHON);
+        set_up.program("cargo", "#!/bin/sh\n[ \"$1\" = --version ] && exit\necho no compiler today >&2\nexit 1\n");
+        set_up
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let path = self.sandbox.path("bin").join(name);
+        fs::write(&path, script).expect("written");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
     }
 
     fn build(&self) -> Command {
+        self.command(&["build", "--print", "path"])
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
         let path = format!("{}:{}", self.sandbox.path("bin").display(), std::env::var("PATH").unwrap_or_default());
-        let mut command = self.sandbox.command(&["build", "--print", "path"]);
+        let mut command = self.sandbox.command(arguments);
         command.env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -635,7 +645,7 @@ fn is_undone_at(signal: rustix::process::Signal, code: i32) {
     fs::create_dir_all(set_up.libtorch()).expect("a directory");
     let lock = fs::File::create(set_up.libtorch().join("lock")).expect("a lock");
     lock.lock().expect("locked");
-    let mut run = sandbox.command(&["run", "job.toml", "--backend", "local"]);
+    let mut run = set_up.command(&["run", "job.toml", "--backend", "local"]);
     let mut run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
     let mut said = BufReader::new(run.stderr.take().expect("piped")).lines().map(|line| line.expect("a line"));
     assert!(said.any(|line| line == "waiting for another ftctl that is installing libtorch"));
@@ -667,7 +677,41 @@ fn a_set_up_without_compilers_fetches_nothing() {
     assert_eq!((said.code, said.stderr), (Some(1), lacks("C++ compiler")));
     fs::remove_file(set_up.sandbox.path("bin/cargo")).expect("there");
     assert_eq!(build().stderr, lacks("cargo"));
+    set_up.program("cargo", NO_TOOLCHAIN);
+    let said = build().stderr;
+    assert!(said.starts_with("error: cargo does not work: ") && said.contains("could not choose a version of cargo"), "{said}");
     assert!(!set_up.libtorch().exists());
+}
+
+/// As rustup says it.
+const NO_TOOLCHAIN: &str = "#!/bin/sh
+echo 'error: rustup could not choose a version of cargo to run, because one was not specified' >&2
+echo 'help: run rustup default stable' >&2
+exit 1
+";
+
+#[test]
+fn a_doctor_never_says_ok_of_a_program_that_does_not_work() {
+    let set_up = SetUp::new();
+    let doctor = || {
+        let said = Sandbox::said(&mut set_up.command(&["doctor", "--backend", "local", "-o", "json"]));
+        let told: Value = serde_json::from_str(&said.stdout).expect("JSON");
+        let findings = told["findings"].as_array().expect("a list").clone();
+        let of = |what: &str| findings.iter().find(|finding| finding["what"] == what).expect("a finding").clone();
+        (said.code, ["cargo", "C++ compiler", "python3"].map(of))
+    };
+    set_up.program("c++", "#!/bin/sh\n");
+    let (code, tools) = doctor();
+    assert!(code == Some(0) && tools.iter().all(|tool| tool["health"] == "good"), "{tools:?}");
+    set_up.program("cargo", NO_TOOLCHAIN);
+    set_up.program("python3", "#!/bin/sh\nexit 1\n");
+    let (code, [cargo, compiler, python]) = doctor();
+    assert_eq!(code, Some(1));
+    assert_eq!([&cargo["health"], &compiler["health"], &python["health"]], ["bad", "good", "bad"]);
+    let why = "does not work: ";
+    let message = |finding: &Value| finding["message"].as_str().expect("a message").to_owned();
+    assert!(message(&cargo).starts_with(why) && message(&cargo).contains(": rustup could not choose a version"), "{cargo}");
+    assert!(message(&python).starts_with(why) && message(&python).contains("exit status: 1"), "{python}");
 }
 
 #[test]

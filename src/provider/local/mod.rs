@@ -181,7 +181,7 @@ impl Local {
 #[async_trait]
 impl Account for Local {
     async fn check(&self) -> Vec<Finding> {
-        needs::examine(&self.settings.cache)
+        needs::examine(&self.settings.cache).await
     }
 
     async fn price(&self, _: &Plan) -> Result<Price> {
