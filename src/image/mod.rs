@@ -108,7 +108,16 @@ async fn output(program: &'static str, args: &[&str], purpose: &'static str) -> 
 
 /// The last lines of a log: enough to see the cause, not a wall.
 fn tail(log: &Path) -> String {
-    let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text = text_of(log);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(15)..].join("\n")
+}
+
+/// The first line of a log that tells of an error. Backtraces and what fails because of it come later.
+fn first_error(log: &Path) -> Option<String> {
+    text_of(log).lines().find(|line| line.starts_with("error")).map(str::to_owned)
+}
+
+fn text_of(log: &Path) -> String {
+    std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }

@@ -14,7 +14,7 @@ use tokio::{
     process::Command,
 };
 
-use super::{ImageError, Result, io_error, libtorch, lock, needs, sources, tail};
+use super::{ImageError, Result, first_error, io_error, libtorch, lock, needs, sources, tail};
 use crate::job::{
     digest::Digest,
     order::program,
@@ -66,7 +66,7 @@ async fn build(home: &Path, libtorch: &libtorch::Libtorch, program: &Path, repor
     if !follow(child, &log_path, report).await? {
         return Err(ImageError::Failed {
             purpose: "building the trainer with cargo",
-            tail: tail(&log_path),
+            tail: first_error(&log_path).unwrap_or_else(|| tail(&log_path)),
             log: log_path,
             advice: "cargo finds its registry by HTTPS_PROXY and its own settings; `ftctl doctor` looks for the tools that it needs",
         });

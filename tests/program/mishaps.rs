@@ -714,6 +714,23 @@ fn a_doctor_never_says_ok_of_a_program_that_does_not_work() {
     assert!(message(&python).starts_with(why) && message(&python).contains("exit status: 1"), "{python}");
 }
 
+/// The last lines of a log are often those of a backtrace.
+#[test]
+fn a_build_that_fails_is_explained_by_its_first_error() {
+    let set_up = SetUp::new();
+    let frames = "echo '  7: core::panicking' >&2\n".repeat(30);
+    let errors = "echo 'error: linker `cc` not found' >&2\necho 'error: could not compile' >&2\n";
+    set_up.program(
+        "cargo",
+        &format!("#!/bin/sh\n[ \"$1\" = --version ] && exit\necho '   Compiling a' >&2\n{errors}{frames}exit 1\n"),
+    );
+    let said = Sandbox::said(&mut set_up.build());
+    let log = set_up.sandbox.home().join(".cache/ftctl/trainer/build.log");
+    let message = format!("failed:\nerror: linker `cc` not found\nThe whole log is {}. ", log.display());
+    assert!(said.code == Some(1) && said.stderr.contains(&message), "{}", said.stderr);
+    assert_eq!(fs::read_to_string(log).expect("a log").lines().count(), 33);
+}
+
 #[test]
 fn an_interrupted_set_up_of_libtorch_is_begun_anew() {
     let set_up = SetUp::new();
