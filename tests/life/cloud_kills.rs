@@ -213,8 +213,9 @@ fn changes_the_cloud(name: &str) -> bool {
 }
 
 /// Every life makes this request. A deletion is asked for again until the thing is gone: how often depends on the time that takes.
-fn comes_always(which: &Which) -> bool {
-    changes_the_cloud(&which.0) && !(which.0.starts_with("DELETE") && which.1 > 0)
+fn comes_always(requests: &[String], index: usize) -> bool {
+    let is_repeated = || which(requests, index).1 > 0;
+    changes_the_cloud(&requests[index]) && !(requests[index].starts_with("DELETE") && is_repeated())
 }
 
 /// A cloud, a container and a home, all new.
@@ -350,7 +351,7 @@ impl Stage {
                 };
                 if !(0..TRIES).any(dies) {
                     late.fetch_add(1, Ordering::Relaxed);
-                    missed.lock().unwrap().extend(comes_always(&death).then_some(what));
+                    missed.lock().unwrap().extend(comes_always(&requests, *index).then_some(what));
                 }
             }
         };
@@ -360,7 +361,7 @@ impl Stage {
             }
         });
         let (deaths, late, missed) = (deaths.len(), late.into_inner(), missed.into_inner().unwrap());
-        let changing = (0..requests.len()).filter(|index| comes_always(&which(&requests, *index))).count();
+        let changing = (0..requests.len()).filter(|index| comes_always(&requests, *index)).count();
         // The last polls are not always reached, and of the requests that change something hardly one.
         assert!(
             late * 4 <= deaths && missed.len() * 10 <= 2 * changing,
