@@ -65,7 +65,7 @@ pub struct Waiting {
     /// Cancel the job on Ctrl-C, SIGTERM or --timeout, with a checkpoint, instead of leaving it running
     #[arg(long)]
     pub cancel_on_interrupt: bool,
-    /// Of that time what is over already.
+    /// The part of that time that is over already.
     #[arg(skip)]
     spent: Duration,
 }

@@ -159,7 +159,7 @@ fn weights(place: &Place, job: &str) -> Vec<u8> {
 
 const STEPS: u32 = 400;
 
-/// Of the two processes that train in its container.
+/// Two processes train in its container.
 const SHARED: [&str; 2] = ["--set", "compute.processes_per_node=2"];
 
 #[test]

@@ -683,7 +683,7 @@ fn a_set_up_without_compilers_fetches_nothing() {
     assert!(!set_up.libtorch().exists());
 }
 
-/// As rustup says it.
+/// The words of rustup.
 const NO_TOOLCHAIN: &str = "#!/bin/sh
 echo 'error: rustup could not choose a version of cargo to run, because one was not specified' >&2
 echo 'help: run rustup default stable' >&2

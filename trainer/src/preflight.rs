@@ -1,5 +1,5 @@
-//! Checks of a run's weights, tokenizer, shape, data and prompt before it begins: on the machine that trains, and before that where
-//! a job is planned. Only the headers of weights are read.
+//! Checks of a run's weights, tokenizer, shape, data and prompt before it begins: on the machine that trains, and before that
+//! where a job is planned. Only the headers of weights are read.
 
 use std::path::Path;
 

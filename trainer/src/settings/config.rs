@@ -399,7 +399,8 @@ pub struct TrainSettings {
     /// Writes `trace.json` beside the checkpoints: what each step spent its time on, for chrome://tracing and Perfetto.
     pub profile: bool,
     /// Threads of the CPU kernels in each process; absent: all cores, shared by the processes of a machine. They change no result,
-    /// except with `engine = "libtorch"`, where they can change the last bits of a sum: a run keeps the number that it began with then.
+    /// except with `engine = "libtorch"`, where they can change the last bits of a sum: then a run keeps the number that it began
+    /// with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
 }

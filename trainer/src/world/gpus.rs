@@ -9,7 +9,8 @@ use super::{Aside, Link, World};
 use crate::aten::nccl::{Meeting, Nccl};
 use crate::error::Failure;
 
-/// The way of gradients and weights. No other has a communicator: NVIDIA advises against two at once, which may wait for each other.
+/// The way of gradients and weights. No other has a communicator: NVIDIA advises against two at once, which may wait for each
+/// other.
 const TENSORS: usize = Aside::Tensors as usize;
 
 /// One way to the others, and to their GPUs.

@@ -61,7 +61,7 @@ pub struct Reduction<'a> {
 /// Tensors that are exchanged next.
 struct Told {
     tensors: Range<usize>,
-    /// Of this process's nodes, the last leaf's the last.
+    /// Those of this process's nodes, the last leaf's the last.
     sums: Vec<Shards>,
     /// They are there from then on.
     when: Moment,
@@ -114,8 +114,8 @@ impl Reduction<'_> {
         Self { world: self.world.aside(LANES[lane]), to: self.to.as_ref().map(Shards::shared), ..*self }
     }
 
-    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share. Every lane, of so
-    /// many, has buckets of its own.
+    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share. Every lane, of
+    /// so many, has buckets of its own.
     fn sum_up_what_is(&self, [lane, lanes]: [usize; 2], told: Receiver<Told>) -> Result<(), Failure> {
         let (world, stream, mut turns) = (&self.world, Stream::enter(self.device), (0..lanes).cycle());
         let mut room = Vec::new();
@@ -206,8 +206,8 @@ impl World {
     }
 }
 
-/// A place for what arrives, on a device; in main memory it is `memory`. There large tensors lie where the thread that computes wants
-/// them (`cpu/arena.rs`), and others would come between at any time.
+/// A place for what arrives, on a device; in main memory it is `memory`. There large tensors lie where the thread that computes
+/// wants them (`cpu/arena.rs`), and others would come between at any time.
 fn room_of(count: i64, device: Device, memory: &mut Vec<f32>) -> Tensor {
     if device != Device::Cpu {
         return Tensor::empty([count], (Kind::Float, device));

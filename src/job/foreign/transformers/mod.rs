@@ -400,8 +400,8 @@ fn settle(job: &mut Job) {
     }
 }
 
-/// The numbers of a `config.json` that is not the weights' own, and a block that fits the model: the program takes its context where
-/// no block is given, and 1024 tokens at most.
+/// The numbers of a `config.json` that is not the weights' own, and a block that fits the model: the program takes its context
+/// where no block is given, and 1024 tokens at most.
 fn shape(job: &mut Job) {
     let found = job.model_config.as_ref().map(numbers);
     if let (Some(name), Some(found)) = (job.take_word(CONFIG), found) {
