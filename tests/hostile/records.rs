@@ -408,6 +408,25 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
     assert_eq!(two.read(&id)["outcome"], json!("succeeded"));
 }
 
+/// New attempts would start what the record says.
+#[test]
+fn somebody_elses_job_that_is_over_is_not_resumed() {
+    let two = Two::new();
+    two.theirs.write_rehearsal("over");
+    two.mine.write("ftctl.toml", "backend = \"fake\"\n");
+    let said = two.run(&two.theirs, &["submit", "job.toml", "--wait"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let id = said.stdout.trim().to_owned();
+    let before = two.read(&id);
+    assert_eq!(before["state"], json!("finished"));
+    for more in [&[][..], &["--set", "train.steps=20"], &["--set", "train.steps=20", "-y"]] {
+        let said = two.run(&two.mine, &[&["resume", &id], more].concat());
+        assert_eq!(said.code, Some(12), "{more:?}: {}", said.stderr);
+        assert!(said.stderr.contains(&format!("the job {id} was not submitted on this machine")), "{}", said.stderr);
+    }
+    assert_eq!(two.read(&id), before);
+}
+
 /// A hub's files that a record names would be fetched with my token, and put where its writer reads them.
 #[test]
 fn a_record_fetches_nothing_of_a_hub() {

@@ -61,8 +61,18 @@ const READING: &[&str] = &[
     "prune --expired -y",
 ];
 
-const ENDING: &[&str] =
-    &["drill preempt JOB -y", "logs -f JOB", "cancel JOB", "down JOB -y", "rm JOB -y", "submit taken.toml --wait", "down --all -y"];
+const ENDING: &[&str] = &[
+    "drill preempt JOB -y",
+    "logs -f JOB",
+    "wait JOB --timeout 1s",
+    "resume JOB",
+    "resume JOB --set train.steps=20 -y",
+    "cancel JOB",
+    "down JOB -y",
+    "rm JOB -y",
+    "submit taken.toml --wait",
+    "down --all -y",
+];
 
 /// All of them in some order, those that end jobs last.
 pub fn all(dice: &mut Rng, scene: &Scene, touched: &[usize]) -> Vec<Verb> {
