@@ -37,7 +37,7 @@ enum Split {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         if app.dry_run {
-            return app.output.show(&model::intent(&self.model, "measure it"));
+            return app.output.show(&model::intent(&self.model, "measure"));
         }
         let model = model::directory(app, &self.model)?;
         let data = trainer::directory(app, &self.data, "`ftctl prepare --out DIR` makes one from text")?;

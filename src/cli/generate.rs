@@ -37,7 +37,7 @@ pub struct Arguments {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         if app.dry_run {
-            return app.output.show(&model::intent(&self.model, "continue the prompt"));
+            return app.output.show(&model::intent(&self.model, "continue the prompt with"));
         }
         let model = model::directory(app, &self.model)?;
         let mut arguments = vec!["generate".into(), "--model".into(), model];

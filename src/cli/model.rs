@@ -47,7 +47,7 @@ pub fn directory(app: &App<'_>, text: &str) -> Result<OsString, Failure> {
 
 /// The acts of a command that loads a model.
 pub fn intent(model: &str, act: &str) -> Intent {
-    Intent(vec![format!("fetch and build what is missing of {model} and the trainer, and {act}")])
+    Intent(vec![format!("{act} the model {model}, after fetching and building what is missing")])
 }
 
 /// Puts the directory in the place of a job that `initial_weights` names, and notes which commits names of the hub stand for.

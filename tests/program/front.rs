@@ -372,7 +372,7 @@ fn a_shell_completes_verbs_files_jobs_backends_and_keys() {
             sandbox
                 .ok(&[&[verb, "shown", "--dry-run"][..], if verb == "eval" { &["--data", "x"] } else { &["--prompt", "x"] }]
                     .concat());
-        assert!(would.starts_with("would fetch and build what is missing of shown and the trainer"), "{would}");
+        assert!(would.ends_with(" the model shown, after fetching and building what is missing\n"), "{would}");
     }
     let keys = completed(&sandbox, &["ftctl", "run", "job.toml", "--set", "train.st"]);
     assert!(keys.contains(&"train.steps=".to_owned()) && keys.iter().all(|key| key.starts_with("train.st")), "{keys:?}");
