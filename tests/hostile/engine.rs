@@ -16,7 +16,7 @@ use crate::common::{Said, Sandbox, with_cargo};
 const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart-docker.toml");
 
 /// A job that trains for longer than its test, in as little memory as it can.
-const LONG: [&str; 13] = [
+const LONG: [&str; 14] = [
     "train.steps=1000000",
     "train.warmup_steps=5",
     "train.block_size=32",
@@ -29,6 +29,7 @@ const LONG: [&str; 13] = [
     "model.heads=1",
     "model.width=32",
     "model.context=32",
+    "sample.prompt=one",
     "compute.docker.network=host",
 ];
 
