@@ -51,7 +51,11 @@ impl Run {
         let dataset = Dataset::open(&config.data)?;
         check_same(config, &dataset, &world)?;
         let sampler = preflight::sampler(dataset.split(Split::Train).len(), &config.train)?;
-        let shape: Shape = world.told(|| Asked::from(config).shape(dataset.vocabulary()))?;
+        let shape: Shape = world.told(|| {
+            let asked = Asked::from(config);
+            let shape = asked.shape(dataset.vocabulary())?;
+            asked.check_sample(&dataset).map(|()| shape)
+        })?;
         let checkpoints = world.leads().then(|| Checkpoints::open(&config.output)).transpose()?;
         let newest = |checkpoints: &Checkpoints| checkpoints.newest(|warning| eprintln!("warning: {warning}"));
         let checkpoint = checkpoints.as_ref().map_or(Ok(None), newest)?;
@@ -60,7 +64,6 @@ impl Run {
             if checkpoint.is_none() {
                 check_beginning(config, &dataset)?;
             }
-            Asked::from(config).check_sample(&dataset)?;
             let state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
             Ok((state, checkpoint.is_some(), config.initial_weights.is_some()))
         };
