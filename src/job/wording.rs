@@ -86,6 +86,12 @@ pub fn near<'k>(typed: &str, known: &[&'k str]) -> Vec<&'k str> {
     near.into_iter().map(|(_, word)| word).take(2).collect()
 }
 
+/// The next step after an unknown word of another program, of which those that are `near` were perhaps meant.
+pub fn or_without(near: &[impl AsRef<str>]) -> String {
+    let near: Vec<&str> = near.iter().map(AsRef::as_ref).collect();
+    if near.is_empty() { "take it out to go on without it".to_owned() } else { format!("did you mean {}?", near.join(" or ")) }
+}
+
 /// One word for a shell, whatever is in it.
 pub fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))

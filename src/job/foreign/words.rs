@@ -1,7 +1,7 @@
 //! From a command line to flags and their values.
 
 use super::{Act, Flag, Job, Meaning};
-use crate::job::wording::{self, near};
+use crate::job::wording::{self, near, or_without};
 
 /// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped, comments. Text that only a shell could expand is
 /// refused.
@@ -139,7 +139,5 @@ fn unknown(job: &mut Job, word: &str, plain: &str, tables: &[&[Flag]]) {
     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
     let written = |near: &&str| format!("--{}", if name.contains('-') { near.replace('_', "-") } else { (*near).to_owned() });
     let near: Vec<String> = near(plain, &known).iter().map(written).collect();
-    let next =
-        if near.is_empty() { "take it out to go on without it".to_owned() } else { format!("did you mean {}?", near.join(" or ")) };
-    job.problems.push(format!("{word}: ftctl does not know this flag; {next}"));
+    job.problems.push(format!("{word}: ftctl does not know this flag; {}", or_without(&near)));
 }

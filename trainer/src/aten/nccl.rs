@@ -38,7 +38,7 @@ unsafe extern "C" {
 #[derive(Debug)]
 pub(crate) struct Nccl(NonNull<RawNccl>);
 
-// SAFETY: a communicator may be used by any thread, by one at a time. Each way to the others has one, and its exchanges an order.
+// SAFETY: a communicator may be used by any thread, by one at a time: the exchanges of its way to the others have one order.
 unsafe impl Send for Nccl {}
 // SAFETY: as above.
 unsafe impl Sync for Nccl {}

@@ -256,8 +256,7 @@ fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
     let shown = format!("ds_config {}", path.trim_end_matches('.'));
     let Some(key) = find(path) else {
         let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
-        let near = wording::near(path, &known).join(" or ");
-        let next = if near.is_empty() { "take it out to go on without it".to_owned() } else { format!("did you mean {near}?") };
+        let next = wording::or_without(&wording::near(path, &known));
         job.problems.push(format!("{shown}: ftctl does not know this key; {next}"));
         return;
     };
