@@ -23,6 +23,9 @@ mod tests;
 mod tracking;
 mod trainer;
 
+#[doc(hidden)]
+pub use self::notice::preemptions;
+
 use std::{
     convert::Infallible,
     future::Future,

@@ -33,7 +33,7 @@ const LARGEST: usize = 1 << 20;
 
 /// That this machine is to be taken away.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Notice {
+pub struct Notice {
     event: String,
     /// Not before this moment; absent once it has begun.
     pub at: Option<Timestamp>,
@@ -106,19 +106,16 @@ impl Source {
     }
 
     async fn notice(&self) -> Result<Option<Notice>, String> {
-        let strange = |_| "its answer is not a list of events".to_owned();
-        let list: Events = serde_json::from_slice(&self.ask(EVENTS).await?).map_err(strange)?;
-        let mut preemptions = list.events.into_iter().filter(|event| event.kind == "Preempt").peekable();
-        if preemptions.peek().is_none() {
+        let preemptions = preemptions(&self.ask(EVENTS).await?)?;
+        if preemptions.is_empty() {
             return Ok(None);
         }
         // A notice for another machine costs a checkpoint, one that is not heard costs work: without a name all are ours.
         let name = self.ask(NAME).await.ok();
-        let is_ours = |event: &Event| name.as_ref().is_none_or(|name| event.machines.iter().any(|other| other.as_bytes() == name));
-        Ok(preemptions.find(is_ours).map(|event| {
-            let at = DateTimeParser::new().parse_timestamp(&event.not_before).ok();
-            Notice { event: event.id, at }
-        }))
+        let is_ours = |(_, machines): &(Notice, Vec<String>)| {
+            name.as_ref().is_none_or(|name| machines.iter().any(|other| other.as_bytes() == name))
+        };
+        Ok(preemptions.into_iter().find(is_ours).map(|(notice, _)| notice))
     }
 
     async fn ask(&self, path: &str) -> Result<Vec<u8>, String> {
@@ -129,6 +126,16 @@ impl Source {
             status => Err(format!("it answered {status}")),
         }
     }
+}
+
+/// The preemptions in an answer of the service, each with the machines that it takes.
+pub fn preemptions(answer: &[u8]) -> Result<Vec<(Notice, Vec<String>)>, String> {
+    let list: Events = serde_json::from_slice(answer).map_err(|_| "its answer is not a list of events".to_owned())?;
+    let preemptions = list.events.into_iter().filter(|event| event.kind == "Preempt").map(|event| {
+        let at = DateTimeParser::new().parse_timestamp(&event.not_before).ok();
+        (Notice { event: event.id, at }, event.machines)
+    });
+    Ok(preemptions.collect())
 }
 
 impl Agent<'_> {

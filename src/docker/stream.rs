@@ -14,6 +14,8 @@ use super::Engine;
 
 /// How much of an answer that is an error is read.
 const WORDS: usize = 64 << 10;
+/// No line is longer: BuildKit's messages have at most 16 MiB, and are written in base 64.
+const LONGEST: usize = 32 << 20;
 
 /// The values of an answer, as they come.
 pub struct Lines {
@@ -43,6 +45,10 @@ impl Lines {
     pub async fn next(&mut self) -> Result<Option<Value>, Error> {
         loop {
             let end = self.rest.iter().position(|byte| *byte == b'\n').map(|end| end + 1);
+            if end.is_none() && self.rest.len() > LONGEST {
+                let error = format!("a line of the engine's answer has more than {} MiB", LONGEST >> 20);
+                return Err(Error::DockerStreamError { error });
+            }
             if end.is_none() && self.more().await? {
                 continue;
             }

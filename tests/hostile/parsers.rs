@@ -17,10 +17,15 @@ use ft_trainer::{
         text::{Reading, documents},
         tokenizer::Tokenizer,
     },
-    model::{shape::Shape, weights::TensorFile},
-    settings::OnBadRow,
+    model::{
+        shape::Shape,
+        weights::{TensorFile, model_files},
+    },
+    settings::{OnBadRow, lora::Lora},
+    state::State,
 };
 use ftctl::{
+    agent,
     docker::credentials,
     hub,
     job::{
@@ -40,7 +45,7 @@ use ftctl::{
         units::Span,
     },
     lifecycle::{console, curves, debt, journal, receipt, results},
-    provider::{clock::SystemClock, gce, registry},
+    provider::{azureml, clock::SystemClock, gce, registry, whose::Party},
     settings::{Layer, Settings, Surroundings},
     store::{
         Condition, Store, artifacts, azure, checkpoint, dataset, find_json,
@@ -87,6 +92,11 @@ pub const PARSERS: &[Parser] = &[
     ("hub", hub_answer),
     ("listing", listing),
     ("compute_engine", compute_engine),
+    ("azureml", azureml_answer),
+    ("preemptions", preemptions),
+    ("state", state),
+    ("weights_index", weights_index),
+    ("adapter", adapter),
     ("docker", docker),
 ];
 
@@ -326,7 +336,44 @@ fn hub_answer(bytes: &[u8]) {
 }
 
 fn compute_engine(bytes: &[u8]) {
-    gce::read_answer(bytes);
+    now(async {
+        let party = party();
+        let _ = gce::read_answer(&party.mark().await.expect("a store's identity"), bytes);
+    });
+}
+
+fn azureml_answer(bytes: &[u8]) {
+    now(async {
+        let party = party();
+        azureml::read_answer(&party.mark().await.expect("a store's identity"), bytes);
+    });
+}
+
+fn party() -> Party {
+    Party::new("me", Arc::new(MemoryStore::new()))
+}
+
+/// An answer of Azure's metadata service.
+fn preemptions(bytes: &[u8]) {
+    let _ = agent::preemptions(bytes);
+}
+
+fn state(bytes: &[u8]) {
+    if let Ok(state) = State::read(folder(&[("trainer_state.json", bytes)]).path()) {
+        let _ = state.updates();
+    }
+}
+
+/// The list of the files with a model's weights.
+fn weights_index(bytes: &[u8]) {
+    let folder = folder(&[("model.safetensors.index.json", bytes), ("config.json", b"{}")]);
+    for file in model_files::needed(folder.path()).unwrap_or_default() {
+        assert_eq!(file.parent(), Some(folder.path()), "{}", file.display());
+    }
+}
+
+fn adapter(bytes: &[u8]) {
+    let _ = Lora::read(folder(&[("adapter_config.json", bytes)]).path());
 }
 
 fn docker(bytes: &[u8]) {

@@ -72,7 +72,7 @@ async fn part(client: &Client, addresses: Vec<&str>, start: u64) -> Result<(Stri
 }
 
 /// The addresses of what each node wrote, in the order of its lives; of `None` the service's own words.
-fn files(details: &Value) -> BTreeMap<Option<u32>, Vec<&str>> {
+pub fn files(details: &Value) -> BTreeMap<Option<u32>, Vec<&str>> {
     let named = details["logFiles"].as_object().into_iter().flatten();
     let named = named.filter_map(|(name, address)| Some((name.as_str(), address.as_str()?)));
     let is_to_blame = is_to_blame(details);

@@ -13,6 +13,7 @@
 //! | before the job was heard of | no job of that name: made; until then a cluster without nodes, which costs nothing |
 //! | after that | a job of that name: taken as it is, over or not |
 
+mod answer;
 mod assets;
 mod body;
 mod client;
@@ -39,6 +40,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
+#[doc(hidden)]
+pub use self::answer::read as read_answer;
 pub use self::offer::{lasting_price, offers, rights, rows, rules, size};
 pub use self::workspace::{claimed, places_of};
 use self::{

@@ -134,7 +134,7 @@ fn key(region: &str, size: &str) -> String {
 }
 
 /// The rates in an answer: those for an hour of Linux in exactly this size and region, in dollars. The dearer of two counts.
-fn rates(answer: &Value, region: &str, size: &str, now: Timestamp) -> Rates {
+pub fn rates(answer: &Value, region: &str, size: &str, now: Timestamp) -> Rates {
     let mut rates = Rates { read: now, dedicated: None, low_priority: None };
     for item in answer["Items"].as_array().into_iter().flatten() {
         let text = |key: &str| item[key].as_str().unwrap_or_default();

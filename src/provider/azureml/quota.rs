@@ -87,25 +87,31 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 
         Ok(usages) => usages,
         Err(refusal) => return Ok(vec![unknown(refusal)]),
     };
-    let (name, stand) = if plan.spot {
-        ("low-priority vCPUs of all sizes", low_priority(&usages))
+    Ok(vec![judged(&usages, &region, plan.spot, machine, nodes, free)])
+}
+
+/// Whether so many nodes of a machine, or at least the second number of them, are within the quotas that a region tells.
+pub fn judged(usages: &[Value], region: &str, spot: bool, machine: &Size, nodes: [u32; 2], free: u32) -> Finding {
+    let (name, stand) = if spot {
+        ("low-priority vCPUs of all sizes", low_priority(usages))
     } else {
-        ("vCPUs of its family", dedicated(&usages, machine))
+        ("vCPUs of its family", dedicated(usages, machine))
     };
     let [needed, least, held] = [nodes[0], nodes[1], free].map(|nodes| i64::from(machine.cpus) * i64::from(nodes));
-    let stand = stand.map(|(used, limit)| ((used - held).max(0), limit));
+    let stand = stand.map(|(used, limit)| (used.saturating_sub(held).max(0), limit));
     let name = if held > 0 { format!("{name}, without {held} of the job's own cluster") } else { name.to_owned() };
-    Ok(vec![match stand {
+    match stand {
         None => Finding::notice(WHAT, format!("{region}: {name}: limit unknown, {needed} needed"), MORE),
-        Some((used, limit)) if limit >= 0 && used + needed > limit && used + least <= limit => {
-            let what = format!("{region}: room for fewer nodes: {name}: {used} of {limit} used, {needed} needed for all");
-            Finding::notice(WHAT, what, MORE)
-        }
-        Some((used, limit)) if limit >= 0 && used + needed > limit => {
-            Finding::bad(WHAT, format!("{region}: no room: {name}: {used} of {limit} used, {needed} needed"), MORE)
+        Some((used, limit)) if limit >= 0 && used.saturating_add(needed) > limit => {
+            let stands = format!("{name}: {used} of {limit} used, {needed} needed");
+            if used.saturating_add(least) <= limit {
+                Finding::notice(WHAT, format!("{region}: room for fewer nodes: {stands} for all"), MORE)
+            } else {
+                Finding::bad(WHAT, format!("{region}: no room: {stands}"), MORE)
+            }
         }
         Some(stand) => Finding::good(WHAT, format!("{region}: {name}: {}, {needed} needed", told(stand))),
-    }])
+    }
 }
 
 /// Whether the cluster that a plan names is there, and has such machines; and whether it keeps them longer than is reckoned.

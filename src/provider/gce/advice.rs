@@ -16,7 +16,7 @@ use super::{
 use crate::job::{finding::Finding, gce::GcePlan, units::Span};
 
 /// The expectation of a zone.
-struct Outlook {
+pub struct Outlook {
     zone: String,
     obtainability: f64,
     /// Seconds; absent for machines that are not preempted.
@@ -24,18 +24,18 @@ struct Outlook {
 }
 
 impl Outlook {
-    fn read(answer: &Value) -> Option<Self> {
+    pub fn read(answer: &Value) -> Option<Self> {
         let best = &answer["recommendations"][0];
         let uptime = best["scores"]["estimatedUptime"].as_str().and_then(|text| text.trim_end_matches('s').parse().ok());
         let zone = last(&best["shards"][0]["zone"]).to_owned();
         Some(Self { zone, obtainability: best["scores"]["obtainability"].as_f64()?, uptime })
     }
 
-    fn score(&self) -> f64 {
+    pub fn score(&self) -> f64 {
         self.obtainability * self.uptime.unwrap_or(1.0)
     }
 
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let lasting = |seconds: f64| Span(std::time::Duration::from_secs(seconds.max(0.0) as u64));
         let uptime = self.uptime.map(|seconds| format!(" for {}", lasting(seconds))).unwrap_or_default();
         format!("{} {:.2}{uptime}", self.zone, self.obtainability)

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     super::{
-        Resource,
+        Console, Resource,
         whose::{Mark, Said},
     },
     body,
@@ -22,6 +22,9 @@ use crate::{
         units::Money,
     },
 };
+
+/// In every line that the startup script writes to the console.
+const SCRIPT: &str = "startup-script";
 
 /// Whether it has, or will have, power.
 pub fn is_on(machine: &Value) -> bool {
@@ -78,6 +81,13 @@ pub fn resource(machine: &Value, mark: &Mark<'_>, prices: Option<&PriceList>) ->
         price_per_hour: price(machine, prices),
         belongs: mark.belongs(said(&machine["labels"], order.as_ref().map(|order| order.store.as_str()))),
     })
+}
+
+/// A piece of its serial port's output that was asked for from position `start` on.
+pub fn console(serial: &Value, start: u64) -> Console {
+    let position = |key: &str| serial[key].as_str().and_then(|text| text.parse().ok()).unwrap_or(start);
+    let text = serial["contents"].as_str().unwrap_or_default().to_owned();
+    Console { text, start: position("start"), next: position("next"), own: Some(SCRIPT.to_owned()) }
 }
 
 /// The price of the machine as the cloud describes it, not as a plan once wanted it; by the table where today's prices were not

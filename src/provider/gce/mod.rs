@@ -13,6 +13,7 @@
 //! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off; or one that was taken away meanwhile, which the operations tell |
 
 mod advice;
+mod answer;
 mod body;
 mod boot;
 mod client;
@@ -36,6 +37,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+#[doc(hidden)]
+pub use self::answer::read as read_answer;
 pub use self::offer::{lasting_price, offers, rights, rows, rules, rules_of_plan, size};
 use self::{
     client::{Call, Client, last},
@@ -75,15 +78,6 @@ const SILENCE: Duration = Duration::from_secs(45);
 /// By the cloud's clock: a machine whose startup script does not run, and one that once lived.
 const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
 const HANGS: Duration = Duration::from_secs(10 * 60);
-/// In every line that the startup script writes to the console.
-const SCRIPT: &str = "startup-script";
-
-/// The error for the body of a refusal, or for a failed operation: for tests that make such answers up.
-#[doc(hidden)]
-pub fn read_answer(body: &[u8]) -> Option<ProviderError> {
-    let body = serde_json::from_slice(body).ok()?;
-    Some(refusal::operation_error(&body).unwrap_or_else(|| Refusal::answered("ask", 403, &body, None)).into())
-}
 
 pub struct Gce {
     client: Client,
@@ -265,9 +259,7 @@ impl Gce {
             Err(refusal) if refusal.is_absent() => return Ok(None),
             serial => serial?,
         };
-        let position = |key: &str| serial[key].as_str().and_then(|text| text.parse().ok()).unwrap_or(start);
-        let text = serial["contents"].as_str().unwrap_or_default().to_owned();
-        Ok(Some(Console { text, start: position("start"), next: position("next"), own: Some(SCRIPT.to_owned()) }))
+        Ok(Some(machine::console(&serial, start)))
     }
 
     /// The startup script's messages, in its namespace.

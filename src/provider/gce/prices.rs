@@ -115,18 +115,27 @@ impl Kept {
 
 impl PriceList {
     async fn read(client: &Client, now: Timestamp) -> Result<Self, Refusal> {
-        let mut list = Self { schema: SCHEMA.to_owned(), endpoint: client.billing.clone(), read: now, parts: BTreeMap::new() };
-        let wanted = catalogue::gce().rates();
+        let mut list = Self::empty(client.billing.clone(), now);
         let query = [("currencyCode", "USD"), ("pageSize", PAGE), ("fields", FIELDS)].map(|(name, value)| (name, value.to_owned()));
         let call = Call { method: Method::GET, path: PATH.to_owned(), query: query.into(), body: None };
         let pages = client.pages(call, |answer| {
-            for sku in answer["skus"].as_array().into_iter().flatten() {
-                list.add(sku, &wanted);
-            }
+            list.take(answer);
             Ok(())
         });
         pages.await?;
         Ok(list)
+    }
+
+    pub fn empty(endpoint: String, now: Timestamp) -> Self {
+        Self { schema: SCHEMA.to_owned(), endpoint, read: now, parts: BTreeMap::new() }
+    }
+
+    /// Takes what is wanted of a page of products.
+    pub fn take(&mut self, page: &Value) {
+        let wanted = catalogue::gce().rates();
+        for sku in page["skus"].as_array().into_iter().flatten() {
+            self.add(sku, &wanted);
+        }
     }
 
     /// Takes a product if it is a part of machines that is wanted. The dearer of two prices for the same part counts.

@@ -100,9 +100,11 @@ fn counted(machine: &Machine<'_>, quotas: &Value) -> Vec<(String, u32)> {
 
 /// Whether all of these amounts are within the quotas of a place, and how each stands. One that the service does not tell is no
 /// hindrance.
-fn held(place: &str, quotas: &Value, amounts: &[(String, u32)]) -> (bool, String) {
+pub fn held(place: &str, quotas: &Value, amounts: &[(String, u32)]) -> (bool, String) {
     let stand = |(metric, amount): &(String, u32)| match quota(quotas, metric) {
-        Some((used, limit)) => (used + u64::from(*amount) <= limit, format!("{metric} {used} of {limit} used, {amount} needed")),
+        Some((used, limit)) => {
+            (used.saturating_add(u64::from(*amount)) <= limit, format!("{metric} {used} of {limit} used, {amount} needed"))
+        }
         None => (true, format!("{metric}: limit unknown, {amount} needed")),
     };
     let (fits, texts): (Vec<bool>, Vec<String>) = amounts.iter().map(stand).unzip();
