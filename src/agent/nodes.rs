@@ -145,7 +145,7 @@ impl Agent<'_> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         // Nothing is sent.
         socket.connect(OUTSIDE).map_err(|error| {
-            io::Error::new(error.kind(), format!("this machine has none that others reach ({error}); give --address to its agent"))
+            io::Error::new(error.kind(), format!("other nodes cannot reach this machine ({error}); start its agent with --address"))
         })?;
         Ok(socket.local_addr()?.ip())
     }

@@ -55,8 +55,8 @@ impl App<'_> {
             if done == MOST || Instant::now() >= until {
                 let left = all - done;
                 self.output.report().warn(&format!(
-                    "the store names {left} more jobs whose machines may still bill: the next ftctl looks at them, and so does \
-                     `ftctl down JOB`"
+                    "{left} more jobs may have machines that still bill; the next ftctl command checks them, `ftctl down JOB` checks \
+                     one now"
                 ));
                 return;
             }

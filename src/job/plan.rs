@@ -148,11 +148,11 @@ pub enum PlanError {
     )]
     TooFewGpus { processes: usize, gpus: u32 },
     #[error(
-        "{processes} processes, one for each GPU, cannot share a step of {leaves} leaves (train.leaves); each needs one: give more, or set compute.processes_per_node"
+        "each process needs a leaf, and a step has {leaves} (train.leaves) for {processes} processes, one for each GPU; raise train.leaves, or set compute.processes_per_node"
     )]
     TooFewLeaves { processes: usize, leaves: usize },
     #[error(
-        "compute.nodes = {nodes} asks for several machines, and {backend} has one for each attempt; compute.processes_per_node uses several GPUs of one machine, and the backend azureml has several machines (local rehearses them)"
+        "compute.nodes = {nodes}, and the backend {backend} has one machine for each attempt; use several GPUs of one machine (compute.processes_per_node), or the backend azureml (local rehearses it)"
     )]
     OneMachine { nodes: usize, backend: String },
     #[error(

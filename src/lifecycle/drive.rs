@@ -128,9 +128,9 @@ impl Elsewhere {
             return;
         }
         let said = if until == Until::Ended {
-            format!("waiting until it has ended the job, or is silent for {} seconds", LEASE.as_secs())
+            format!("waiting until it has ended the job, or for {} seconds without a sign of it", LEASE.as_secs())
         } else {
-            format!("it has been silent for {} seconds; without a word of it, this one goes on in {left}", silent.as_secs())
+            format!("it has been silent for {} seconds; if it stays silent, this one takes over in {left}", silent.as_secs())
         };
         world.report.line(&format!("another ftctl drives {id}: {said}"));
     }

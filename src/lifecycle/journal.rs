@@ -146,7 +146,8 @@ pub async fn all(store: &dyn Store) -> Result<Vec<(JobId, Result<Record>)>> {
 }
 
 fn too_much(id: &JobId, bytes: usize) -> Failure {
-    let why = format!("its {bytes} bytes and those of other large records are more than {MOST_OF_LARGE}, which no ftctl writes");
+    let why =
+        format!("it has {bytes} bytes, and together the large records have more than {MOST_OF_LARGE}, which ftctl never writes");
     Failure::new(Exit::Integrity, format!("the record of job {id} is not read among all: {why}"))
         .fix(format!("`ftctl status {id}` reads it alone; `ftctl down {id}` destroys what the job may have left running"))
 }

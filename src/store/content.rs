@@ -439,7 +439,7 @@ fn leads_out(root: &Path, link: &Path) -> io::Result<bool> {
 fn private(link: &Path) -> StoreError {
     let target = fs::canonicalize(link).unwrap_or_default();
     StoreError::Invalid(format!(
-        "{} is a link to {}, which lies elsewhere and which only its owner may read; put a copy in its place if it shall be sent",
+        "{} links to {}, outside this folder, which only its owner may read; to send it, put a copy in place of the link",
         link.display(),
         target.display()
     ))

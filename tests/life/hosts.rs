@@ -295,7 +295,7 @@ fn a_host_with_loopback_alone_says_so() {
     let mut agent = gang.agent(1, 0, Some(hosts.name(0)), &[]);
     let (reason, message) = gang.ended(1, AT_ONCE);
     assert_eq!(reason, "failed");
-    assert!(message.starts_with("no address for the ranks to meet: this machine has none that others reach"), "{message}");
+    assert!(message.starts_with("no address for the ranks to meet: other nodes cannot reach this machine"), "{message}");
     assert!(message.contains("unreachable") && message.ends_with("give --address to its agent"), "{message}");
     agent.wait().unwrap();
 }

@@ -424,8 +424,8 @@ fn a_plan_that_may_shrink_tells_the_memory_of_fewer_nodes() {
     assert_eq!(told["retry"]["shrink"], true);
     let text = sandbox.run(&[&["plan", "job.toml"], &shrinks[..]].concat()).stdout;
     let row = row(&text, "on fewer nodes").expect("a row");
-    assert!(row.starts_with("down to 1 of 4: at most about "), "{row}");
-    assert!(row.ends_with("; on 1 a process has 4 leaves and keeps 2 more gradients"), "{row}");
+    assert!(row.starts_with("with 1 to 4 nodes a process needs at most about "), "{row}");
+    assert!(row.ends_with("; on 1 node it computes 4 leaves and keeps 2 more gradients"), "{row}");
 }
 
 #[test]

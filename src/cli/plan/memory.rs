@@ -60,7 +60,8 @@ impl Memory {
         let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
         let (all, sums) = (plan.nodes, format::of(sums, "more gradient"));
         format!(
-            "down to 1 of {all}: at most about {needed} MiB{of_what}{beside}; on 1 a process has {leaves} leaves and keeps {sums}"
+            "with 1 to {all} nodes a process needs at most about {needed} MiB{of_what}{beside}; on 1 node it computes {leaves} leaves \
+             and keeps {sums}"
         )
     }
 

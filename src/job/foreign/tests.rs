@@ -445,7 +445,7 @@ fn how_many_checkpoints_are_kept_is_told() {
 fn ways_that_no_flag_names_are_told() {
     for (command, told) in [
         (SMALL, "documents: the program puts nothing between rows, and drops what is left of every 1,000"),
-        (SMALL, "accumulation: what is left of an epoch"),
+        (SMALL, "accumulation: an epoch may end with an incomplete step"),
         (SMALL, "evaluation: the program leaves out the last block"),
         (LANGUAGE_MODELING, "evaluation: the program's perplexity is that of the mean of its batches' means"),
         (LANGUAGE_MODELING, "train.compat: keeps that layer norms decay"),

@@ -102,7 +102,7 @@ pub fn size(plan: &AzuremlPlan) -> Size {
 pub fn without_roles(plan: &AzuremlPlan) -> Option<Finding> {
     let is_own = plan.compute == Placement::Cluster && plan.cluster.is_none();
     (is_own && plan.identity == Identity::Managed).then(|| {
-        let message = "that of ftctl's own cluster is made with the cluster and has no roles: it reads no private registry and no store";
+        let message = "the cluster that ftctl creates gets a new identity without roles: it can read neither the store nor a private registry";
         let fix = "make a user-assigned identity with the roles AcrPull and Storage Blob Data Contributor, and write its resource id \
                    as identity into [compute.azureml]; docs/backends/azureml.md has the commands";
         Finding::notice("identity", message, fix)

@@ -255,7 +255,7 @@ impl Containers {
         let location = &self.main.client.location;
         let own = container_of(location, job).container;
         let why = format!(
-            "what its machines write is in the container {own}, and this sign-in reaches the container {} alone; sign in with the \
+            "the job's output is in the container {own}, and this sign-in has access to {} only; sign in with the \
              account's key, or with an identity that has rights over the account {}",
             location.container, location.account
         );
@@ -311,8 +311,8 @@ impl Store for Containers {
             ),
             Credential::Token(_) => (
                 format!(
-                    "a machine that is broken into could change its own job's data alone, if this identity may create containers in the \
-                     account {account} and sign for others; otherwise all of the container {container}"
+                    "an attacker on a machine can change that job's data only, if this identity may create containers in the \
+                     account {account} and sign for them; otherwise the attacker can change the whole container {container}"
                 ),
                 "give the identity the roles Storage Blob Data Contributor and Storage Blob Delegator on the account",
             ),

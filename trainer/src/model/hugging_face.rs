@@ -20,7 +20,7 @@ const LONGEST: u64 = 1 << 20;
 pub enum ConfigError {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that", .0.display())]
+    #[error("{} is a pointer of git-lfs, not the file itself; `git lfs pull` in its repository fetches the file", .0.display())]
     Pointer(PathBuf),
     #[error("{} is not JSON: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },

@@ -187,7 +187,7 @@ fn batch(job: &mut Job, config: &Value) {
         Some(key) => {
             if in_force(job, key) != Some(rest) {
                 let why =
-                    format!("{batch} sequences a step make {key} {rest}; newer versions of transformers refuse what no flag says");
+                    format!("{key} is {rest}, from {batch} sequences a step; newer versions of transformers want a flag for it");
                 job.note("ds_config train_batch_size", &why);
             }
             job.set(key, rest as i64);

@@ -234,7 +234,7 @@ fn deepspeed_makes_what_is_missing_of_a_batch() {
     assert_eq!(divided("", r#"{"train_batch_size": 4096, "train_micro_batch_size_per_gpu": 64}"#), (64, 64));
     assert_eq!(divided("--per_device_train_batch_size 2", r#"{"train_batch_size": 32}"#), (2, 16));
     assert_eq!(divided("--gradient_accumulation_steps 2", r#"{"train_batch_size": "auto"}"#), (8, 2));
-    tells(&with_config("", r#"{"train_batch_size": 4}"#).1, "4 sequences a step make train.micro_batch 4");
+    tells(&with_config("", r#"{"train_batch_size": 4}"#).1, "train.micro_batch is 4, from 4 sequences a step");
     let agreed = with_config("", r#"{"train_batch_size": 8}"#).1;
     assert!(!agreed.iter().any(|note| note.contains("sequences a step")), "{agreed:?}");
     let uneven = refused_config("--per_device_train_batch_size 3", r#"{"train_batch_size": 32}"#);

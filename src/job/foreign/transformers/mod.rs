@@ -79,8 +79,8 @@ const BLOCKS: (&str, &str) =
     ("blocks", "the first token of a block is never predicted by the program; here the last token of the block before predicts it");
 const UPDATES: (&str, &str) = (
     "accumulation",
-    "what is left of an epoch and fills no step goes into the next epoch's first step in old versions of the program, and is a \
-     smaller step in new versions; here steps continue across epochs, and all have one size",
+    "an epoch may end with an incomplete step: old versions of the program join it to the next epoch, new ones take a smaller step; \
+     here all steps have one size and continue across epochs",
 );
 
 const DEFAULTS: &[(&str, Setting)] = &[

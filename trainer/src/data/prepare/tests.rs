@@ -535,7 +535,7 @@ fn a_token_file_says_what_it_is() {
         (refused("nanogpt", &wide(2), &[("tokenizer.model", "")]), "a vocabulary of SentencePiece"),
         (refused("llm-c", &wide(2), &[("vocab.txt", "")]), "a vocabulary of WordPiece"),
         (refused("nanogpt", &wide(2), &[("dict.txt", "5 1")]), "a dictionary of fairseq"),
-        (refused("nanogpt", &wide(2), &[("train.idx", "MMIDIDX")]), "an index lies beside it (.idx), as Megatron-LM and fairseq"),
+        (refused("nanogpt", &wide(2), &[("train.idx", "MMIDIDX")]), "an index (.idx) lies beside it, as Megatron-LM and fairseq"),
         (refused("nanogpt", &wide(4), &[]), "its tokens have 32 or 64 bits, and nanoGPT's have 16"),
         (refused("nanogpt", &wide(8), &[]), "its tokens have 32 or 64 bits"),
         (refused("nanogpt", b"Once upon a time there was", &[]), "it is text and not tokens; leave data.format out"),

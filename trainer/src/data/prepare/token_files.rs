@@ -79,8 +79,8 @@ pub fn vocabulary(format: DataFormat, inputs: &Inputs) -> Result<(TokenizerKind,
     for folder in folders {
         let of_folder = || files.iter().filter(|path| path.parent() == Some(folder));
         if let Some(path) = of_folder().find(|path| path.with_extension("idx").exists()) {
-            let reason = "an index lies beside it (.idx), as Megatron-LM and fairseq write one: its numbers stand for tokens of a vocabulary that is \
-                          elsewhere; name the text itself, or say data.format = \"fairseq\" where dict.txt lies there, too";
+            let reason = "an index (.idx) lies beside it, as Megatron-LM and fairseq write one; its vocabulary is not known; \
+                          name the text itself, or set data.format = \"fairseq\" if dict.txt lies there too";
             return Err(DataError::Malformed { path: path.clone(), place: "its vocabulary".to_owned(), reason: reason.to_owned() });
         }
         let mut others = Tokenizer::OTHERS.iter().chain(&OTHER_VOCABULARIES);

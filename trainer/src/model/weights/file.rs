@@ -35,7 +35,7 @@ fn is_text(content: &[u8]) -> bool {
 pub enum FileError {
     #[error("cannot open {}: {source}", path.display())]
     Open { path: PathBuf, source: std::io::Error },
-    #[error("{} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that", .0.display())]
+    #[error("{} is a pointer of git-lfs, not the file itself; `git lfs pull` in its repository fetches the file", .0.display())]
     Pointer(PathBuf),
     #[error("{} is text, and no file of weights: it begins with {beginning:?}; fetch it again", path.display())]
     Text { path: PathBuf, beginning: String },
