@@ -122,6 +122,7 @@ impl Planned {
             })
         }));
         warnings.extend(too_long(&plan, &outlook));
+        warnings.extend(has_no_patience(&plan));
         let weights = looked.plan.initial_weights.as_ref().and_then(|directory| Transfer::of(Path::new(directory)));
         let fetched = (looked.files > 0).then_some(Transfer { files: looked.files, bytes: looked.bytes });
         Self { outlook, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
@@ -231,6 +232,19 @@ fn too_long(plan: &Plan, outlook: &Outlook) -> Option<String> {
     let key = if plan.lifetime() < plan.ttl.0 { "max_cost" } else { "ttl" };
     let source = &outlook.pace.as_ref().ok()?.source;
     Some(format!("training takes about {time} ({source}), and its machines have {most} by limits.{key}: it would not be done"))
+}
+
+/// A job that would end before it begins.
+fn has_no_patience(plan: &Plan) -> Option<String> {
+    let ends = plan.compute.queues() && plan.patience().is_zero();
+    ends.then(|| {
+        format!(
+            "every job on {} waits in its queue for a node, and this one may not wait: it would end with exit code {}; \
+             add \"capacity\" to retry.on",
+            plan.backend(),
+            Exit::Capacity as u8
+        )
+    })
 }
 
 /// Files on their way to the store, or from the hub.

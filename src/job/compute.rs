@@ -37,6 +37,11 @@ impl Backend {
         Self::NAMES[self as usize]
     }
 
+    /// Whether its machine is this one.
+    pub fn is_here(self) -> bool {
+        self == Self::Local
+    }
+
     /// Whether its machines are a cloud's, which knows its users.
     pub fn needs_account(self) -> bool {
         matches!(self, Self::Gce | Self::Azureml)
@@ -99,6 +104,16 @@ impl Compute {
             Self::Gce(gce) => gce.recovery == Recovery::Group,
             Self::Local | Self::Docker(_) | Self::Azureml(_) | Self::Fake | Self::Unknown(_) => false,
         }
+    }
+
+    /// Whether it is this machine itself.
+    pub fn is_here(&self) -> bool {
+        matches!(self, Self::Local)
+    }
+
+    /// Whether a service has every attempt wait in its queue, however short.
+    pub fn queues(&self) -> bool {
+        matches!(self, Self::Azureml(_))
     }
 
     /// Whether an attempt can have several machines.

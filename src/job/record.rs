@@ -16,7 +16,7 @@ use super::{
     processes,
     spec::RetryCause,
     state::{Outcome, State},
-    units::Money,
+    units::{Money, Span},
 };
 
 pub const RECORD_SCHEMA: &str = "ftctl.record/1";
@@ -216,7 +216,9 @@ impl Record {
 
     /// The plan for the current attempt's machine: what earlier ones have left of it. `None` when that is not worth starting one.
     pub fn left(&self, now: Timestamp) -> Option<Plan> {
-        self.plan.left(&self.lives(now, |earlier| earlier.attempt < self.attempt), self.nodes())
+        let left = self.plan.left(&self.lives(now, |earlier| earlier.attempt < self.attempt), self.nodes())?;
+        let max_wait = Span(self.plan.max_wait.0.saturating_sub(self.waited(now)));
+        Some(Plan { max_wait, ..left })
     }
 
     /// Those of the machines of the attempts that are meant.

@@ -8,9 +8,10 @@ use jiff::Timestamp;
 use super::{Result, World, journal::Journal, observe};
 use crate::{
     job::{
-        clock::{after, between},
+        clock::after,
         event::EventKind,
         id::AttemptId,
+        order::ExitRecord,
         record::{Attempt, Record, Waiting},
         state::State,
         units::Money,
@@ -70,7 +71,7 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
             job.record.waiting = waiting;
         }
         Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Cancelled { .. } | Sighting::Gone => {
-            let Some(since) = since(world, &job.record).await? else { return Ok(false) };
+            let Some(since) = since(world, &job.record, sighting).await? else { return Ok(false) };
             start(job, since, world.clock.now());
         }
     }
@@ -98,23 +99,33 @@ fn tell(world: &World, job: &mut Journal, what: &str) {
 }
 
 /// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; one that left a queue
-/// and is not there may never have existed.
-async fn since(world: &World, record: &Record) -> Result<Option<Timestamp>> {
-    let known = last_known(world, record).await?;
-    Ok(known.or_else(|| record.waiting.is_none().then(|| earliest(record, world.clock.now()))))
+/// and is not there may never have existed, as one that a backend makes by itself: their agents' records tell.
+async fn since(world: &World, record: &Record, sighting: &Sighting) -> Result<Option<Timestamp>> {
+    if let Some(known) = last_known(world, record).await? {
+        return Ok(Some(known));
+    }
+    let now = world.clock.now();
+    let is_to_come = record.plan.replaces_machines() && matches!(sighting, Sighting::Alive { .. });
+    if record.waiting.is_none() && !is_to_come {
+        return Ok(Some(observe::earliest(record, now)));
+    }
+    let exit = observe::read_exit(world.store.as_ref(), record).await?;
+    Ok(exit.map(|exit| exit.started.max(observe::earliest(record, now)).min(now)))
 }
 
 /// The same by the provider's word: of a machine that there is, or by its history.
 async fn last_known(world: &World, record: &Record) -> Result<Option<Timestamp>> {
-    match listed(world, record, |_| true).await? {
+    // What a backend makes machines by is listed beside them, and costs nothing.
+    let there = if record.plan.replaces_machines() { paid(world, record).await? } else { listed(world, record, |_| true).await? };
+    match there {
         None => {
             let began = world.provider.began(&AttemptId::new(&record.id, record.attempt)).await?;
             Ok(match began {
-                Some(since) => Some(here(world, record, since).await),
+                Some(since) => Some(observe::here(world, record, since).await),
                 None => None,
             })
         }
-        listed => Ok(listed),
+        there => Ok(there),
     }
 }
 
@@ -123,7 +134,7 @@ async fn listed(world: &World, record: &Record, fits: fn(&Resource) -> bool) -> 
     let attempt = AttemptId::new(&record.id, record.attempt);
     let ours = |resource: &&Resource| resource.attempt == attempt && world.reaches(resource) && fits(resource);
     match world.provider.list().await?.iter().filter(ours).map(|resource| resource.since).min() {
-        Some(since) => Ok(Some(here(world, record, since).await)),
+        Some(since) => Ok(Some(observe::here(world, record, since).await)),
         None => Ok(None),
     }
 }
@@ -138,30 +149,23 @@ pub(super) async fn is_paid(world: &World, record: &Record) -> Result<bool> {
     Ok(paid(world, record).await?.is_some())
 }
 
-/// A time of the provider's clock on this side's: not before the attempt can have had a machine.
-async fn here(world: &World, record: &Record, since: Timestamp) -> Timestamp {
-    let now = world.clock.now();
-    let age = between(since, world.provider.now().await.unwrap_or(now));
-    now.checked_sub(age).unwrap_or(Timestamp::MIN).max(earliest(record, now))
-}
-
-/// The current attempt had no machine before: when it was asked for first, or refused last for sure.
-fn earliest(record: &Record, now: Timestamp) -> Timestamp {
-    let events = record.events.iter().rev().take_while(|event| event.attempt == record.attempt);
-    let refused = events.filter_map(|event| match &event.kind {
-        EventKind::Refused { class, retry_at: Some(_), .. } if class != "network" => Some(event.time),
-        _ => None,
-    });
-    let requested = record.attempts.last().and_then(|attempt| attempt.requested);
-    refused.chain(requested).max().unwrap_or(now).min(now)
+/// Notes when a machine began that nobody saw, by its agent's word.
+pub(super) fn lived_unseen(job: &mut Journal, exit: &ExitRecord, now: Timestamp) {
+    if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none()) {
+        let since = exit.started.max(observe::earliest(&job.record, now)).min(now);
+        start(job, since, now);
+    }
 }
 
 fn start(job: &mut Journal, since: Timestamp, now: Timestamp) {
     let record = &mut job.record;
     let lifetime = record.left(now).map_or(Duration::ZERO, |plan| plan.lifetime());
+    let is_shared = record.plan.replaces_machines();
     record.waiting = None;
     if let Some(attempt) = record.attempts.last_mut() {
-        (attempt.started, attempt.deadline) = (Some(since), Some(after(since, lifetime)));
+        // The machines that a backend makes by itself share one kill switch, whose time begins before the first of them.
+        let counted = attempt.requested.filter(|_| is_shared).unwrap_or(since);
+        (attempt.started, attempt.deadline) = (Some(since), Some(after(counted, lifetime)));
     }
 }
 
@@ -174,10 +178,12 @@ pub(super) async fn give_up(job: &mut Journal, why: &str) -> Result<()> {
     job.save().await
 }
 
-/// Notes that the attempt ended now, how far it came, and what that cost in steps.
-pub(super) async fn finish(world: &World, job: &mut Journal, reason: &str) -> Result<()> {
+/// Notes that the attempt's machine was `over` then, how far it came, and what that cost in steps.
+pub(super) async fn finish(world: &World, job: &mut Journal, over: Timestamp, reason: &str) -> Result<()> {
     let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
-    close(world, job, world.clock.now(), resumes_from, reason).await
+    // Two clocks: no attempt ends before it began.
+    let begun = job.record.attempts.last().and_then(|attempt| attempt.started).unwrap_or(over);
+    close(world, job, over.max(begun).min(world.clock.now()), resumes_from, reason).await
 }
 
 pub(super) async fn close(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {

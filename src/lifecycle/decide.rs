@@ -64,7 +64,12 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
     }
     match seen.sighting {
         // No agent is there that could end by itself.
-        Sighting::Queued { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Cancelled { .. } | Sighting::Gone
+        Sighting::Alive { agent: false }
+        | Sighting::Queued { .. }
+        | Sighting::Dead { .. }
+        | Sighting::Unfit { .. }
+        | Sighting::Cancelled { .. }
+        | Sighting::Gone
             if seen.cancel.is_some() =>
         {
             cancelled("cancelled")
@@ -199,7 +204,7 @@ mod tests {
     const LATE: Option<Overdue> = Some(Overdue(true));
 
     fn seen(sighting: Sighting, exit: Option<ExitRecord>, cancel: Option<Overdue>) -> Observation {
-        Observation { exit, sighting, cancel, past_deadline: false, out_of_patience: false }
+        Observation { exit, sighting, over: Timestamp::UNIX_EPOCH, cancel, past_deadline: false, out_of_patience: false }
     }
 
     #[test]
@@ -214,6 +219,7 @@ mod tests {
             (seen(ALIVE, None, FRESH), Decision::Wait),
             (seen(ALIVE, None, LATE), late()),
             (seen(NO_AGENT, None, None), Decision::Launch),
+            (seen(NO_AGENT, None, FRESH), cancelled()),
             (seen(NO_AGENT, None, LATE), late()),
             (seen(queued(), None, None), Decision::WaitInQueue),
             (seen(queued(), None, FRESH), cancelled()),
@@ -244,7 +250,11 @@ mod tests {
             // Time is over: of the machine, and of the wait for one.
             (Observation { past_deadline: true, ..seen(ALIVE, None, None) }, over()),
             (Observation { past_deadline: true, ..seen(NO_AGENT, None, None) }, over()),
+            (Observation { past_deadline: true, ..seen(queued(), None, None) }, over()),
+            (Observation { past_deadline: true, ..seen(unfit(), None, None) }, over()),
+            (Observation { past_deadline: true, ..seen(Sighting::Gone, None, LATE) }, late()),
             (Observation { past_deadline: true, ..seen(dead(), Some(exit(Succeeded)), None) }, Decision::Collect),
+            (Observation { out_of_patience: true, ..seen(queued(), None, FRESH) }, cancelled()),
             (Observation { out_of_patience: true, ..seen(ALIVE, None, None) }, Decision::Wait),
             (
                 Observation { out_of_patience: true, ..seen(queued(), None, None) },

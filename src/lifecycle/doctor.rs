@@ -17,7 +17,7 @@ use super::{
 use crate::{
     exit::{Exit, Failure},
     job::{
-        compute::{Backend, Compute},
+        compute::Backend,
         finding::{Finding, Health},
         hub::is_name,
         id::path,
@@ -122,12 +122,12 @@ async fn answers(world: &World) -> Result<()> {
 
 /// The damage that an intruder on a machine could do to the store. Jobs of this machine have the rights of its user anyway.
 pub fn exposure(world: &World, backend: &str) -> Option<Finding> {
-    world.store.exposure().filter(|_| Backend::named(backend) != Some(Backend::Local))
+    world.store.exposure().filter(|_| Backend::named(backend).is_none_or(|backend| !backend.is_here()))
 }
 
 /// A job that trains on a GPU of this machine, where there is none.
 pub fn lacks_gpu(plan: &Plan) -> Option<Finding> {
-    let needs = *plan.compute == Compute::Local && plan.train.device == DeviceChoice::Cuda;
+    let needs = plan.compute.is_here() && plan.train.device == DeviceChoice::Cuda;
     (needs && !has_gpu(Path::new("/dev"))).then(|| {
         let message = "train.device = \"cuda\", and this machine has no GPU";
         Finding::bad("device", message, "set train.device = \"auto\", or name a backend with GPUs")

@@ -3,13 +3,15 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use ft_trainer::progress::{Event, Line};
+use jiff::Timestamp;
 
 use super::{Result, World};
 use crate::{
     job::{
-        clock::after,
+        clock::{after, between},
+        event::EventKind,
         id::{AttemptId, JobId, path},
-        order::{CancelRequest, ExitRecord},
+        order::{CancelRequest, ExitRecord, Heartbeat},
         record::Record,
         state::State,
     },
@@ -26,6 +28,8 @@ pub(super) struct Observation {
     /// The agent's record of its end.
     pub exit: Option<ExitRecord>,
     pub sighting: Sighting,
+    /// When the machine came to its end; now, while it is not known to have.
+    pub over: Timestamp,
     /// The user's wish to end the job, and whether its time is over.
     pub cancel: Option<Overdue>,
     /// The deadline has passed and the agent, which stops at it by itself, has not.
@@ -47,6 +51,11 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
     if exit.is_none() && !matches!(sighting, Sighting::Alive { .. }) {
         exit = read_exit(world.store.as_ref(), record).await?;
     }
+    let has_begun = exit.is_some() || record.attempts.last().is_some_and(|attempt| attempt.started.is_some());
+    if has_begun && record.plan.replaces_machines() && matches!(sighting, Sighting::Queued { .. }) {
+        // Between two of its machines such a job is no less alive.
+        sighting = Sighting::Alive { agent: true };
+    }
     let was_cancelled = matches!(sighting, Sighting::Cancelled { .. });
     if was_cancelled && let Some(why) = ended_by_ftctl(world, record).await? {
         sighting = Sighting::Dead { why };
@@ -55,11 +64,48 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
         .await?
         .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
+    let over = over(world, record, exit.as_ref(), &sighting).await?;
     // A service may cancel it at the limit of its time, and then no agent is waited for.
-    let patience = if was_cancelled { Duration::ZERO } else { PATIENCE };
-    let past_deadline = deadline.is_some_and(|deadline| now > after(deadline, patience));
+    let (until, patience) = if was_cancelled { (now, Duration::ZERO) } else { (over, PATIENCE) };
+    let past_deadline = deadline.is_some_and(|deadline| until > after(deadline, patience));
     let out_of_patience = record.waited(now) >= record.plan.patience();
-    Ok(Observation { exit, sighting, cancel, past_deadline, out_of_patience })
+    Ok(Observation { exit, sighting, over, cancel, past_deadline, out_of_patience })
+}
+
+/// When the attempt's machine came to its end, which may have been long ago, while nobody looked. A machine that is paid for is not
+/// believed about its own time: without the cloud's word it lived until now.
+async fn over(world: &World, record: &Record, exit: Option<&ExitRecord>, sighting: &Sighting) -> Result<Timestamp> {
+    let now = world.clock.now();
+    if matches!(sighting, Sighting::Alive { .. } | Sighting::Queued { .. }) {
+        return Ok(now);
+    }
+    let attempt = AttemptId::new(&record.id, record.attempt);
+    if let Some(ended) = world.provider.ended(&attempt).await? {
+        return Ok(here(world, record, ended).await);
+    }
+    if world.provider.capabilities().bills {
+        return Ok(now);
+    }
+    let heard: Option<(Heartbeat, _)> = find_json(world.store.as_ref(), &path::heartbeat(&record.id, record.attempt)).await?;
+    Ok(exit.map(|exit| exit.finished).or(heard.map(|(beat, _)| beat.time)).unwrap_or(now))
+}
+
+/// A time of the provider's clock on this side's: not before the attempt can have had a machine.
+pub(super) async fn here(world: &World, record: &Record, since: Timestamp) -> Timestamp {
+    let now = world.clock.now();
+    let age = between(since, world.provider.now().await.unwrap_or(now));
+    now.checked_sub(age).unwrap_or(Timestamp::MIN).max(earliest(record, now))
+}
+
+/// The current attempt had no machine before: when it was asked for first, or refused last for sure.
+pub(super) fn earliest(record: &Record, now: Timestamp) -> Timestamp {
+    let events = record.events.iter().rev().take_while(|event| event.attempt == record.attempt);
+    let refused = events.filter_map(|event| match &event.kind {
+        EventKind::Refused { class, retry_at: Some(_), .. } if class != "network" => Some(event.time),
+        _ => None,
+    });
+    let requested = record.attempts.last().and_then(|attempt| attempt.requested);
+    refused.chain(requested).max().unwrap_or(now).min(now)
 }
 
 /// Why ftctl itself took the attempt's machine away, if it did: another attempt follows.

@@ -120,9 +120,14 @@ fn parenthesized(line: &str) -> String {
     line.split_once(' ').map_or_else(|| line.to_owned(), |(key, rest)| format!("{} ({rest})", key.trim_end_matches(':')))
 }
 
-/// Earlier machines count: time and money are the job's.
+/// Earlier machines count: time and money are the job's, and so is its patience.
 fn check_time(world: &World, before: &Record, plan: &Plan) -> Result<()> {
     let now = world.clock.now();
+    let waited = before.waited(now);
+    if !plan.patience().is_zero() && waited >= plan.patience() {
+        let message = format!("{} has waited {} for machines, and may wait {} in all", before.id, Span(waited), plan.max_wait);
+        return Err(Failure::new(Exit::Refused, message).fix("raise --max-wait: it counts all waits together"));
+    }
     let lives = before.lives(now, |_| true);
     if plan.left(&lives, plan.nodes).is_some() {
         return Ok(());

@@ -59,8 +59,10 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
     let (left, shared) = (record.left(now), record.plan.on(record.nodes()));
     let of_plan = |time: fn(&Plan) -> Duration| left.as_ref().map_or(Duration::ZERO, time);
     let lifetime = of_plan(Plan::lifetime);
-    // In a queue it is not known when the machine's time begins: at the latest when the job has waited for as long as it may.
-    let latest = || after(now, lifetime.saturating_add(record.plan.patience().saturating_sub(record.waited(now))));
+    // In a queue it is not known when the machine's time begins: at the latest when the job has waited for as long as it may. The
+    // kill switch of machines that the backend makes by itself does not wait.
+    let patience = if record.plan.replaces_machines() { Duration::ZERO } else { record.plan.patience() };
+    let latest = || after(now, lifetime.saturating_add(patience.saturating_sub(record.waited(now))));
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline).unwrap_or_else(latest);
     Ok(RunOrder {
         schema: ORDER_SCHEMA.to_owned(),

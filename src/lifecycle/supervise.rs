@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::{
     Next, Result, World, attempt, by_itself, console,
     decide::{Decision, decide},
@@ -28,6 +30,7 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         return Ok(Next::Now);
     }
     let Some(observation) = look(world, job, vigil).await? else { return Ok(Next::After(job.record.plan.retry.pause(1))) };
+    let over = observation.over;
     let mut decision = decide(&job.record, observation);
     let given_up = match decision {
         Decision::Wait => vigil::keep(world, job, vigil).await?,
@@ -50,12 +53,12 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         Decision::Launch => job.enter(State::Submitting).await?,
         Decision::Collect => {
             settle(world, job).await;
-            attempt::finish(world, job, "succeeded").await?;
+            attempt::finish(world, job, over, "succeeded").await?;
             job.enter(State::Collecting).await?;
         }
-        Decision::TryAgain { why, nodes } => next_attempt(world, job, &why, nodes).await?,
+        Decision::TryAgain { why, nodes } => next_attempt(world, job, over, &why, nodes).await?,
         Decision::End { outcome, exit, reason } => {
-            attempt::finish(world, job, &reason).await?;
+            attempt::finish(world, job, over, &reason).await?;
             job.end(outcome, exit, reason).await?;
         }
     }
@@ -127,9 +130,9 @@ async fn wish_to_end(world: &World, record: &Record) {
 
 /// Closes the books of the dead attempt and opens the next. The rest of the old machine is destroyed first (which also sends the
 /// last bytes of its log), so two attempts of a job never live side by side.
-async fn next_attempt(world: &World, job: &mut Journal, why: &str, nodes: usize) -> Result<()> {
+async fn next_attempt(world: &World, job: &mut Journal, over: Timestamp, why: &str, nodes: usize) -> Result<()> {
     world.provider.destroy(&job.record.id).await?;
-    attempt::finish(world, job, why).await?;
+    attempt::finish(world, job, over, why).await?;
     attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));
     attempt::request(world, job, nodes).await

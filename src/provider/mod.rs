@@ -236,6 +236,12 @@ pub trait Provider: Account {
         Ok(None)
     }
 
+    /// When the machine of an attempt that is over lost its power, at the latest, by the provider's clock; `None` where that is not
+    /// known.
+    async fn ended(&self, _attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        Ok(None)
+    }
+
     /// The agent of this attempt was heard of, so it has what it needs: secrets that lie where others may read them go from there.
     /// Each invocation says so once.
     async fn heard(&self, _attempt: &AttemptId) -> Result<()> {

@@ -110,6 +110,18 @@ fn a_plan_says_which_gpus_have_no_process() {
 }
 
 #[test]
+fn a_job_that_may_not_wait_is_told_of_a_queue() {
+    let sandbox = place();
+    let warned = |more: &[&str]| {
+        let said = sandbox.run(
+            &[&["plan", "job.toml", "--backend", "azureml", "--set", "compute.azureml.size=Standard_ND40rs_v2"], more].concat(),
+        );
+        said.stderr.contains("every job on azureml waits in its queue for a node, and this one may not wait")
+    };
+    assert!(warned(&["--retry-on", "preempt"]) && !warned(&[]) && !warned(&["--retry-on", "capacity"]));
+}
+
+#[test]
 fn a_gpu_that_this_machine_lacks_is_missing() {
     let sandbox = place();
     let missing = |device: &str| {

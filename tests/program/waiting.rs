@@ -133,6 +133,32 @@ fn a_job_waits_no_longer_than_it_may() {
 }
 
 #[test]
+fn a_resumed_job_that_has_waited_for_as_long_as_it_may_needs_a_longer_wait() {
+    let rehearsal = Rehearsal::of("1m", &json!({ "faults": [out_of_stock(1, 9, "5m")] }));
+    let (said, _) = rehearsal.ended(&["--max-wait", "12m"], 5);
+    assert!(said.contains("ftctl resume") && said.contains("--max-wait TIME"), "{said}");
+    rehearsal.script("1m", &json!({}));
+    let said = rehearsal.0.run(&["resume", "waits"]);
+    assert_eq!(said.code, Some(11), "{}", said.stderr);
+    assert!(said.stderr.contains("has waited 12m for machines, and may wait 12m in all"), "{}", said.stderr);
+    let said = rehearsal.0.run(&["resume", "waits", "--max-wait", "1h", "--wait"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_times(&rehearsal.json(&["bill", "waits"]), 90..=92, 720..=721);
+}
+
+#[test]
+fn a_machine_that_ended_while_nobody_looked_costs_what_it_lived() {
+    let script = json!({
+        "preemptions": [{ "attempt": 1, "after": "4m" }],
+        "out_of_sight": [{ "attempt": 1, "after": "3m", "lasting": "5h" }],
+    });
+    let (said, receipt) = Rehearsal::of("9m", &script).ended(&["--ttl", "20m"], 0);
+    assert_eq!(receipt["attempts"].as_array().map(Vec::len), Some(2), "{said}");
+    // Four minutes of the first, and the rest of the work with its staging.
+    assert_times(&receipt, 600..=900, 0..=60);
+}
+
+#[test]
 fn refusals_are_no_attempts_and_who_does_not_want_to_wait_does_not() {
     let rehearsal = Rehearsal::of("1m", &json!({ "faults": [out_of_stock(1, 4, "5m")] }));
     rehearsal.ended(&["--set", "retry.attempts=1"], 0);

@@ -228,7 +228,7 @@ impl Cloud {
         let receipt = receipt(instance, self.script.price_factor, self.now, false);
         self.closed.extend(receipt);
         // The run is paid; only its disk is left.
-        instance.started = None;
+        (instance.started, instance.stopped) = (None, Some(self.now));
         instance.phase = Phase::Terminated;
         if instance.power_ends.take().is_some_and(|(_, deletes)| deletes) {
             self.instances.remove(place);

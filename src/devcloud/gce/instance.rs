@@ -45,6 +45,8 @@ pub struct Instance {
     pub created: Timestamp,
     pub phase: Phase,
     pub started: Option<Timestamp>,
+    /// When its last run ended.
+    pub stopped: Option<Timestamp>,
     pub preempted: bool,
     /// When the power button is pressed, where the notice of that came before.
     pub taken: Option<Timestamp>,
@@ -72,6 +74,7 @@ impl Instance {
             created: now,
             phase: Phase::Provisioning,
             started: None,
+            stopped: None,
             preempted: false,
             taken: None,
             power_ends: None,
@@ -155,8 +158,10 @@ impl Instance {
         put("fingerprint", json!(fingerprint(self.name.as_bytes())));
         put("startRestricted", json!(false));
         put("tags", json!({ "fingerprint": "42WmSpB8rSM=" }));
-        if let Some(started) = self.started {
-            put("lastStartTimestamp", json!(time(started)));
+        for (key, at) in [("lastStartTimestamp", self.started), ("lastStopTimestamp", self.stopped)] {
+            if let Some(at) = at {
+                put(key, json!(time(at)));
+            }
         }
         Value::Object(shown)
     }

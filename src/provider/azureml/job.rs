@@ -89,10 +89,15 @@ pub fn started(details: &Value) -> Option<Timestamp> {
     time(&details["startTimeUtc"])
 }
 
+/// When a run came to its end, by the run history.
+pub fn ended(details: &Value) -> Option<Timestamp> {
+    time(&details["endTimeUtc"])
+}
+
 /// Since when a job may have had its nodes, by the run history: what is reckoned for their start before its programs began, or
 /// could not begin. `None` while they have not, and for one that never had any.
 pub fn began(job: &Value, details: &Value) -> Option<Timestamp> {
-    let failed = || time(&details["endTimeUtc"]).filter(|_| status(job) == "Failed");
+    let failed = || ended(details).filter(|_| status(job) == "Failed");
     let begun = started(details).or_else(failed)?;
     Some(begun.checked_sub(START).unwrap_or(Timestamp::MIN).max(created(job)))
 }

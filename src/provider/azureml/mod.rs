@@ -159,7 +159,7 @@ impl Azureml {
             Placement::Serverless => None,
         };
         let time = time_to_work(plan)?;
-        let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.max_wait.0));
+        let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.patience()));
         let command = body::Command {
             attempt,
             plan: wanted,
@@ -437,6 +437,13 @@ impl Provider for Azureml {
         }
     }
 
+    async fn ended(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        match self.find(attempt).await? {
+            Some(found) if !job::is_live(&found) => Ok(job::ended(&self.history(&attempt.machine_name()).await?)),
+            _ => Ok(None),
+        }
+    }
+
     /// The service's own word: it hears of the node, not of the agent.
     async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
         let Some(found) = self.find(attempt).await? else { return Ok(Signs::Absent) };
@@ -576,7 +583,7 @@ fn time_to_work(plan: &Plan) -> Result<Duration> {
     }
     let [before, after] = plan.compute.besides();
     let message = format!(
-        "{} of a machine's time leave no minute to train: {} are kept back for a node's start, which is paid for, and {} for its end",
+        "a limit of {} leaves less than a minute to train: {} is kept for the node's start, which is billed, and {} for its end",
         Span(plan.lifetime()),
         Span(before),
         Span(after)

@@ -310,6 +310,11 @@ impl Cloud {
         })
     }
 
+    pub fn ended(&self, attempt: &AttemptId, mark: &Mark<'_>) -> Option<Timestamp> {
+        let machine = self.machines.get(&attempt.machine_name()).filter(|machine| mark.reaches(machine.said()))?;
+        machine.end.as_ref().map(|end| end.at)
+    }
+
     /// A drill: the cloud takes the machine now, with its usual notice.
     pub fn preempt(&mut self, attempt: &AttemptId, mark: &Mark<'_>) -> Result<()> {
         let end = End { at: self.now, why: "preempted".to_owned(), exit: Some(ExitReason::Preempted), gone: false };

@@ -241,6 +241,12 @@ impl Provider for Fake {
         self.call(Call::Observe, &attempt.machine_name(), Some(attempt), act).await
     }
 
+    async fn ended(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        let mark = self.mark().await?;
+        let act = |cloud: &mut Cloud| Ok(cloud.ended(attempt, &mark));
+        self.call(Call::Observe, &attempt.machine_name(), Some(attempt), act).await
+    }
+
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
         let mark = self.mark().await?;
         self.call(Call::Preempt, &attempt.machine_name(), Some(attempt), |cloud| cloud.preempt(attempt, &mark)).await

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -22,6 +23,7 @@ use super::{
 use crate::{
     catalogue::region,
     job::{
+        clock::after,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
         plan::Plan,
@@ -58,6 +60,11 @@ fn labels(group: &Value) -> &Value {
 
 fn order(group: &Value) -> Option<RunOrder> {
     serde_json::from_str(metadata(group, body::ORDER)?).ok()
+}
+
+/// Whether it makes no machine any more: their kill switch is one time for all.
+pub fn is_late(group: &Value, now: Timestamp) -> bool {
+    expires(labels(group)).is_some_and(|expires| expires <= after(now, body::SLACK))
 }
 
 /// Whether a machine that is off, or gone, is replaced.
@@ -160,12 +167,11 @@ impl Gce {
         }
     }
 
-    /// Why the group has no machine now, as far as it says.
-    pub(super) async fn want_of_machine(&self, group: &Value) -> String {
+    /// Why the group has no machine now, if it says.
+    pub(super) async fn want_of_machine(&self, group: &Value) -> Option<String> {
         let errors = self.client.call(Call::get(format!("{}/listErrors", path(group)))).await.unwrap_or_default();
-        let newest = errors["items"].as_array().and_then(|errors| errors.iter().max_by_key(|error| error["timestamp"].to_string()));
-        let why = newest.and_then(|error| error["error"]["message"].as_str()).map(|why| format!(": {why}"));
-        format!("waiting for its group to make it{}", why.unwrap_or_default())
+        let newest = errors["items"].as_array()?.iter().max_by_key(|error| error["timestamp"].to_string())?;
+        newest["error"]["message"].as_str().map(str::to_owned)
     }
 
     /// Deletes the group and its machines. Another deletion is waited for, above all that by the machine that has done its work.

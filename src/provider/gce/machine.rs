@@ -39,6 +39,11 @@ pub fn created(machine: &Value) -> Timestamp {
     machine["creationTimestamp"].as_str().and_then(|time| time.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
+/// When it lost its power, if it has none.
+pub fn stopped(machine: &Value) -> Option<Timestamp> {
+    machine["lastStopTimestamp"].as_str().filter(|_| !is_on(machine))?.parse().ok()
+}
+
 /// Whether a group makes it.
 pub fn is_grouped(machine: &Value) -> bool {
     machine["labels"][body::RECOVERY].is_string()

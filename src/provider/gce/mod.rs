@@ -75,6 +75,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
 /// The startup script gives a sign of life every ten seconds: this much silence is reported.
 const SILENCE: Duration = Duration::from_secs(45);
+/// A machine that is taken away is paid for until its notice is over, the longest of which is this.
+const NOTICE: Duration = Duration::from_secs(120);
 /// By the cloud's clock: a machine whose startup script does not run, and one that once lived.
 const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
 const HANGS: Duration = Duration::from_secs(10 * 60);
@@ -220,9 +222,10 @@ impl Gce {
         Ok(self.group(job).await?.filter(group::mends))
     }
 
-    /// Whether the cloud has written down that it took this machine back: the only witness when the machine is gone.
-    async fn was_preempted(&self, attempt: &AttemptId) -> Result<bool, Refusal> {
-        Ok(self.preemptions().await?.iter().any(|operation| last(&operation["targetLink"]) == attempt.machine_name()))
+    /// The cloud's note that it took this machine back: the only witness when the machine is gone.
+    async fn preemption(&self, attempt: &AttemptId) -> Result<Option<Value>, Refusal> {
+        let mut preemptions = self.preemptions().await?.into_iter();
+        Ok(preemptions.find(|operation| last(&operation["targetLink"]) == attempt.machine_name()))
     }
 
     async fn preemptions(&self) -> Result<Vec<Value>, Refusal> {
@@ -339,7 +342,7 @@ impl Provider for Gce {
         let grouped = wanted(plan)?.recovery == Recovery::Group;
         // A group's machine has a name that the cloud gives it.
         let there = if grouped { self.find(attempt).await?.is_some() } else { self.is_there(attempt).await? };
-        if there || self.was_preempted(attempt).await? {
+        if there || self.preemption(attempt).await?.is_some() {
             return Ok(Vec::new());
         }
         if grouped {
@@ -390,21 +393,41 @@ impl Provider for Gce {
         if let Some(machine) = machine.as_ref().filter(|machine| is_on(machine)) {
             return Ok(Sighting::Alive { agent: metadata(machine, body::ORDER).is_some() });
         }
-        // Between two of its machines a job of a group is no less alive.
         if let Some(group) = self.mending(&attempt.job).await? {
-            return Ok(Sighting::Alive { agent: group::metadata(&group, body::ORDER).is_some() });
+            let now = self.client.cloud_time();
+            return Ok(match group::metadata(&group, body::ORDER) {
+                Some(_) if now.is_some_and(|now| group::is_late(&group, now)) => {
+                    Sighting::Dead { why: "the time of its instance group is over, and it had no machine".to_owned() }
+                }
+                Some(_) => {
+                    let why = self.want_of_machine(&group).await.unwrap_or_else(|| "its instance group makes it".to_owned());
+                    Sighting::Queued { since: machine::created(&group), why }
+                }
+                None => Sighting::Alive { agent: false },
+            });
         }
         Ok(match machine {
             Some(machine) => self.last_words(&machine).await?,
-            None if self.was_preempted(attempt).await? => Sighting::Dead { why: "preempted".to_owned() },
+            None if self.preemption(attempt).await?.is_some() => Sighting::Dead { why: "preempted".to_owned() },
             None => Sighting::Gone,
         })
+    }
+
+    async fn ended(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        if let Some(machine) = self.find(attempt).await? {
+            return Ok(machine::stopped(&machine));
+        }
+        let taken = self.preemption(attempt).await?.and_then(|operation| operation["endTime"].as_str()?.parse().ok());
+        Ok(taken.map(|taken| after(taken, NOTICE)))
     }
 
     async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
         let Some(machine) = self.find(attempt).await?.filter(is_on) else {
             return Ok(match self.mending(&attempt.job).await? {
-                Some(group) => Signs::Busy { at: self.want_of_machine(&group).await },
+                Some(group) => {
+                    let why = self.want_of_machine(&group).await.map(|why| format!(": {why}")).unwrap_or_default();
+                    Signs::Busy { at: format!("waiting for its group to make it{why}") }
+                }
                 None => Signs::Absent,
             });
         };

@@ -256,7 +256,7 @@ fn compute(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<()
     match typed.strip_prefix("azureml:").unwrap_or(typed) {
         "serverless" => {}
         // The service has the same word for it.
-        name if name == Backend::Local.name() => {
+        name if Backend::named(name).is_some_and(Backend::is_here) => {
             translation.here = true;
             translation.note(at, "the job runs on this machine; what the file says of machines is left out");
         }

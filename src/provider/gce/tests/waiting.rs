@@ -63,7 +63,11 @@ async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan))
 
 async fn without_stock() -> Place {
     // At the pace of the wall: the lives of its machines are what is measured, and time that matters is skipped.
-    Place::at_speed(1.0, json!({ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a", "us-central1-b"] })).await
+    without_stock_at(1.0).await
+}
+
+async fn without_stock_at(speed: f64) -> Place {
+    Place::at_speed(speed, json!({ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a", "us-central1-b"] })).await
 }
 
 #[tokio::test]
@@ -83,6 +87,65 @@ async fn a_wait_of_three_times_the_time_to_live_leaves_all_of_it_and_costs_nothi
     assert_eq!(bill["machines"][0]["exists"], false);
     let billed: Money = bill["total"].as_str().and_then(|total| total.parse().ok()).expect("money");
     assert!(billed > Money::ZERO && billed <= record.plan.worst_case && receipt.cost <= record.plan.worst_case, "{bill}");
+}
+
+#[tokio::test]
+async fn the_cloud_says_when_a_machine_ended() {
+    let unfit = TrainerImage::Image { reference: "registry.example/unpullable@sha256:00".to_owned() };
+    for (image, is_taken) in [(image(), true), (unfit, false)] {
+        let place = Place::new(json!({ "boot": "1s", "notice": "0s" })).await;
+        let (provider, attempt) = (place.provider(), attempt("job"));
+        let before = place.devcloud.now();
+        provider.provision(&attempt, &plan(), &image).await.expect("made");
+        if is_taken {
+            until("a machine", async || provider.find(&attempt).await.expect("seen").is_some_and(|machine| is_on(&machine))).await;
+            assert_eq!(provider.ended(&attempt).await, Ok(None));
+            provider.preempt(&attempt).await.expect("taken");
+        } else {
+            provider.launch(&order(&attempt)).await.expect("told");
+        }
+        let is_over = |seen: Sighting| matches!(seen, Sighting::Dead { .. } | Sighting::Unfit { .. });
+        until("its end", async || is_over(provider.observe(&attempt).await.expect("seen"))).await;
+        let after = place.devcloud.now();
+        place.devcloud.skip(Duration::from_secs(6 * 3_600));
+        let ended = provider.ended(&attempt).await.expect("told").expect("known");
+        assert!(before <= ended && ended <= after + Duration::from_secs(120), "{before} {ended} {after}");
+        provider.destroy(&attempt.job).await.expect("destroyed");
+    }
+}
+
+/// A group whose machines the cloud makes by itself.
+fn by_a_group(plan: &mut Plan) {
+    let wanted = wanted_mut(plan);
+    (wanted.recovery, wanted.service_account) = (Recovery::Group, Some("machine@my-project.iam.gserviceaccount.com".into()));
+}
+
+#[tokio::test]
+async fn a_group_without_a_machine_waits_at_no_cost() {
+    let place = without_stock_at(8.0).await;
+    let (record, receipt) = Box::pin(live(&place, 10 * TTL, |plan| {
+        by_a_group(plan);
+        plan.max_wait = Span(Duration::from_secs(50));
+    }))
+    .await;
+    assert_eq!(record.exit, Some(Exit::Capacity as u8));
+    let reason = record.reason.expect("a reason");
+    assert!(reason.contains("does not have enough resources"), "{reason}");
+    assert_eq!((receipt.machine_seconds, receipt.cost), (0, Money::ZERO), "{receipt:?}");
+    assert!(place.nothing_is_left().await);
+
+    // A group that can make no machine any more is made again, and its time with it.
+    let place = without_stock_at(8.0).await;
+    let (record, receipt) = Box::pin(live(&place, 2 * TTL, |plan| {
+        by_a_group(plan);
+        plan.retry.on.push(RetryCause::Preempt);
+        plan.retry.attempts = 5;
+    }))
+    .await;
+    let began = record.attempts.iter().find(|attempt| attempt.started.is_some());
+    let began = began.unwrap_or_else(|| panic!("no machine: {:?}, {:?}", record.reason, record.attempts));
+    assert!(began.attempt > 1 && receipt.waited_seconds >= 200, "{receipt:?}");
+    assert!((1..=130).contains(&receipt.machine_seconds) && receipt.cost <= record.plan.worst_case, "{receipt:?}");
 }
 
 #[tokio::test]
