@@ -21,13 +21,19 @@ struct Devcloud {
 
 impl Devcloud {
     fn start() -> Self {
+        Self::of("gce", 5, "FTCTL_ENDPOINT_GCE=http://", "CLOUDSDK_AUTH_ACCESS_TOKEN=")
+    }
+
+    /// One that tells so many variables, among them its address and its secret.
+    fn of(service: &str, variables: usize, address: &str, secret: &str) -> Self {
         let sandbox = Sandbox::new();
         let mut child =
-            sandbox.command(&["devcloud", "gce", "--disks", "disks", "--speed", "10"]).stdout(Stdio::piped()).spawn().unwrap();
-        let lines: Vec<String> = BufReader::new(child.stdout.take().unwrap()).lines().take(5).map(Result::unwrap).collect();
+            sandbox.command(&["devcloud", service, "--disks", "disks", "--speed", "10"]).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let lines: Vec<String> = lines.take(variables).map(Result::unwrap).collect();
         let told = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();
-        let address = told("FTCTL_ENDPOINT_GCE=http://").parse().unwrap();
-        Self { child, address, token: told("CLOUDSDK_AUTH_ACCESS_TOKEN="), sandbox }
+        let (address, token) = (told(address).parse().unwrap(), told(secret));
+        Self { child, address, token, sandbox }
     }
 
     /// The status of one request with these headers, and the answer.
@@ -107,6 +113,52 @@ fn only_who_has_its_token_is_a_client() {
     assert_eq!((status, calls.as_str()), (200, "[]"), "nothing of it was heard");
     assert_eq!(devcloud.ask("GET", INSTANCES, &[("Host", "localhost"), ("Authorization", &token)], "").0, 200);
     assert_ne!(Devcloud::start().token, devcloud.token, "each start has its own");
+}
+
+#[test]
+fn a_simulated_workspace_has_no_client_without_its_token() {
+    let devcloud = Devcloud::of("azureml", 8, "FTCTL_ENDPOINT_AZUREML=http://", "IDENTITY_HEADER=");
+    let here = devcloud.address.to_string();
+    let workspace = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/devcloud/providers\
+                     /Microsoft.MachineLearningServices/workspaces/devcloud";
+    let job = format!("{workspace}/jobs/x?api-version=2025-12-01");
+    let identity = "/identity?resource=https://management.azure.com/&api-version=2019-08-01";
+    let signed_in = [("Host", here.as_str()), ("X-IDENTITY-HEADER", devcloud.token.as_str())];
+    let (status, token) = devcloud.ask("GET", identity, &signed_in, "");
+    assert_eq!(status, 200, "{token}");
+    let token: Value = serde_json::from_str(&token).unwrap();
+    let token = format!("Bearer {}", token["access_token"].as_str().unwrap());
+    let secret = format!("Bearer {}", devcloud.token);
+    let forged = format!("{}x", &token[..token.len() - 1]);
+    let requests = [
+        ("GET", format!("{workspace}?api-version=2025-12-01"), ""),
+        ("PUT", job.clone(), "{}"),
+        ("DELETE", job.clone(), ""),
+        ("GET", "/devcloud/calls".to_owned(), ""),
+        ("PUT", "/devcloud/script".to_owned(), "{}"),
+        ("POST", "/devcloud/skip?seconds=100000".to_owned(), ""),
+        ("GET", "/nonsense".to_owned(), ""),
+    ];
+    for (method, path, body) in &requests {
+        for guess in ["Bearer x", "Bearer ", "Bearer eyJhbGciOiJub25lIn0.e30.", &forged, "Basic eDp4"] {
+            let (status, said) = devcloud.ask(method, path, &[("Host", &here), ("Authorization", guess)], body);
+            assert_eq!(status, 401, "{method} {path} {guess}: {said}");
+        }
+        assert_eq!(devcloud.ask(method, path, &[("Host", &here)], body).0, 401, "{method} {path}");
+        for host in ["evil.example", "127.0.0.1.evil.example", "", "169.254.169.254"] {
+            let (status, said) = devcloud.ask(method, path, &[("Host", host), ("Authorization", &token)], body);
+            assert_eq!(status, 403, "{method} {path} {host}: {said}");
+        }
+    }
+    for wrong in ["", "x", &devcloud.token[1..]] {
+        assert_eq!(devcloud.ask("GET", identity, &[("Host", &here), ("X-IDENTITY-HEADER", wrong)], "").0, 401, "{wrong}");
+    }
+    assert_eq!(devcloud.ask("GET", identity, &[("Host", "evil.example"), ("X-IDENTITY-HEADER", &devcloud.token)], "").0, 403);
+    let (status, calls) = devcloud.ask("GET", "/devcloud/calls", &[("Host", &here), ("Authorization", &secret)], "");
+    let calls: Vec<Value> = serde_json::from_str(&calls).expect("calls");
+    assert!(status == 200 && calls.iter().all(|call| call["call"] == "Identity_GetToken"), "nothing else was heard: {calls:?}");
+    let asked = devcloud.ask("GET", &requests[0].1, &[("Host", &here), ("Authorization", &token)], "");
+    assert_eq!(asked.0, 200, "{}", asked.1);
 }
 
 #[test]
