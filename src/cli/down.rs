@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{
-    App, Place,
+    App, Place, completion,
     intent::Intent,
     machines::{self, Machine},
 };
@@ -23,19 +23,20 @@ use crate::{
 /// It also works when the job's record is lost, when the machines were only partly created, and when you run it again. Logs,
 /// checkpoints and data stay in the store.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl down quickstart -y\n  ftctl down --all -y")]
+#[command(after_help = "Examples:\n  ftctl down quickstart -y\n  ftctl down first second -y\n  ftctl down --all -y")]
 pub struct Arguments {
-    /// Id or name of the job
-    job: Option<String>,
+    /// Ids or names of the jobs
+    #[arg(add = completion::jobs(), value_name = "JOB")]
+    jobs: Vec<String>,
     /// End all jobs in this store, destroy your machines of this store on the backend, and remove build leftovers; without
     /// `--backend`, also on every other backend that costs nothing
-    #[arg(long, conflicts_with = "job")]
+    #[arg(long, conflicts_with = "jobs")]
     all: bool,
     /// Machines of other users and stores as well: shows whose they are, and asks
     #[arg(long)]
     everybody: bool,
     /// End a job of a simulated cloud that has ended, without asking that cloud
-    #[arg(long, requires = "job", conflicts_with_all = ["all", "everybody"])]
+    #[arg(long, requires = "jobs", conflicts_with_all = ["all", "everybody"])]
     cloud_is_gone: bool,
     #[command(flatten)]
     pub place: Place,
@@ -43,10 +44,10 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        if let Some(job) = self.job.as_ref().filter(|_| self.cloud_is_gone) {
-            return forget(app, job);
+        if self.cloud_is_gone {
+            return forget(app, &self.jobs);
         }
-        if self.job.is_none() && !self.all {
+        if self.jobs.is_empty() && !self.all {
             let failure = Failure::new(Exit::Usage, "`ftctl down` does not say which job");
             return Err(failure.fix("name a job, or add --all for every job of this store"));
         }
@@ -64,9 +65,7 @@ impl Arguments {
             app.output.confirm(&question(&jobs, &machines, rest.len()), app.yes)?;
         }
         app.block_on(async {
-            for (id, world) in &jobs {
-                Box::pin(down::down(world, id)).await?;
-            }
+            destroy(&jobs).await?;
             // A build that was cut off may have ended meanwhile, and left more.
             rest = self.rest(&places, false).await?;
             Ok(())
@@ -89,9 +88,10 @@ impl Arguments {
     async fn meant(&self, app: &App<'_>, places: &[(String, World)]) -> Result<Meant, Failure> {
         let (_, first) = &places[0];
         let mut meant = Meant::default();
-        if let Some(text) = &self.job {
+        for text in &self.jobs {
             meant.jobs.insert(id_of(first, text).await?, first.clone());
-        } else {
+        }
+        if self.all {
             let mut of_others = BTreeSet::new();
             for (backend, world) in places {
                 let found = self.answered(world, down::find(world).await)?;
@@ -140,14 +140,34 @@ impl Arguments {
     }
 }
 
-fn forget(app: &mut App<'_>, job: &str) -> Result<(), Failure> {
-    let (world, record) = app.block_on(app.job(job))?;
-    down::admit_forgetting(&record)?;
-    if app.dry_run {
-        return app.output.show(&Intent(vec![format!("end {} without asking {}", record.id, record.plan.backend())]));
+/// One that cannot be destroyed leaves the others no reason to go on billing.
+async fn destroy(jobs: &BTreeMap<JobId, World>) -> Result<(), Failure> {
+    let mut worst: Option<Failure> = None;
+    for (id, world) in jobs {
+        let Err(failure) = Box::pin(down::down(world, id)).await else { continue };
+        let is_worse = worst.as_ref().is_none_or(|worst| worst.exit != Exit::MayBill && failure.exit == Exit::MayBill);
+        if let Some(failure) = if is_worse { worst.replace(failure) } else { Some(failure) } {
+            world.report.warn(&failure.to_string());
+        }
     }
-    app.block_on(down::forget(&world, &record.id))?;
-    app.output.show(&Gone { jobs: vec![record.id], machines: Vec::new(), rest: Vec::new() })
+    worst.map_or(Ok(()), Err)
+}
+
+fn forget(app: &mut App<'_>, jobs: &[String]) -> Result<(), Failure> {
+    let mut found = BTreeMap::new();
+    for job in jobs {
+        let (world, record) = app.block_on(app.job(job))?;
+        down::admit_forgetting(&record)?;
+        found.insert(record.id.clone(), (world, record));
+    }
+    if app.dry_run {
+        let acts = found.values().map(|(_, record)| format!("end {} without asking {}", record.id, record.plan.backend()));
+        return app.output.show(&Intent(acts.collect()));
+    }
+    for (id, (world, _)) in &found {
+        app.block_on(down::forget(world, id))?;
+    }
+    app.output.show(&Gone { jobs: found.into_keys().collect(), machines: Vec::new(), rest: Vec::new() })
 }
 
 fn question(jobs: &BTreeMap<JobId, World>, machines: &[Machine], rest: usize) -> String {

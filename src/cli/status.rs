@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{App, follow};
+use super::{App, completion, follow};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -25,25 +25,26 @@ use crate::{
 #[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  ftctl status\n  ftctl status quickstart -w\n  ftctl status --all --failed\n  ftctl status --all --sort perplexity -o jsonl"
+    after_help = "Examples:\n  ftctl status\n  ftctl status quickstart -w\n  ftctl status first second\n  ftctl status --all --failed\n  ftctl status --all --sort perplexity -o jsonl"
 )]
 pub struct Arguments {
-    /// Id or name of a job
-    job: Option<String>,
+    /// Ids or names of jobs
+    #[arg(add = completion::jobs(), value_name = "JOB")]
+    jobs: Vec<String>,
     /// Look again every two seconds, until all jobs that are shown are over
     #[arg(short, long)]
     watch: bool,
     /// Also jobs that ended long ago
-    #[arg(long, conflicts_with = "job")]
+    #[arg(long, conflicts_with = "jobs")]
     all: bool,
     /// Only jobs in these states, such as running or succeeded
-    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = LABELS, hide_possible_values = true, conflicts_with = "job")]
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = LABELS, hide_possible_values = true, conflicts_with = "jobs")]
     state: Vec<String>,
     /// Only jobs that failed
-    #[arg(long, conflicts_with_all = ["job", "state"])]
+    #[arg(long, conflicts_with_all = ["jobs", "state"])]
     failed: bool,
     /// Sort by this key, smallest first [default: newest first]
-    #[arg(long, value_name = "KEY", value_enum, conflicts_with = "job")]
+    #[arg(long, value_name = "KEY", value_enum, conflicts_with = "jobs")]
     sort: Option<Key>,
     /// Also ask the backend whether each machine is there
     #[arg(long)]
@@ -114,22 +115,28 @@ impl Arguments {
         let store = app.store()?;
         let mut clocks: BTreeMap<String, Arc<dyn Clock>> = BTreeMap::new();
         let mut now = |backend: &str| clocks.entry(backend.to_owned()).or_insert_with(|| app.clock(backend)).now();
-        let statuses = if let Some(job) = &self.job {
-            vec![status::one(store.as_ref(), &app.stored_job(job).await?.1, &mut now).await?]
-        } else {
+        let mut statuses = Vec::new();
+        for job in &self.jobs {
+            let status = status::one(store.as_ref(), &app.stored_job(job).await?.1, &mut now).await?;
+            // It may be named twice: by its id and its name.
+            if !statuses.iter().any(|other: &JobStatus| other.id == status.id) {
+                statuses.push(status);
+            }
+        }
+        if self.jobs.is_empty() {
             let (found, unreadable) = status::all(store.as_ref(), &mut now, self.all).await?;
             for message in unreadable {
                 app.output.report().warn(&message);
             }
-            self.chosen(found)
-        };
+            statuses = self.chosen(found);
+        }
         let mut jobs = Vec::new();
         for status in statuses {
             let machine = if self.refresh { Some(status::machine(&app.world(&status.backend)?, &status.id).await?) } else { None };
             let now = now(&status.backend);
             jobs.push(Row { status, machine, now });
         }
-        Ok(Found { jobs, one: self.job.is_some(), some: self.failed || !self.state.is_empty() })
+        Ok(Found { jobs, one: self.jobs.len() == 1, some: self.failed || !self.state.is_empty() })
     }
 }
 

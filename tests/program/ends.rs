@@ -142,6 +142,34 @@ fn a_finished_job_can_be_removed_and_no_other() {
 }
 
 #[test]
+fn status_and_down_take_several_jobs_and_one_that_fails_holds_up_no_other() {
+    let sandbox = sandbox("several");
+    sandbox.script(&json!({ "job": { "duration": "60d" } }));
+    let submit = |name: &str| {
+        let name = format!("name={name}");
+        sandbox.ok(&["submit", "job.toml", "--ttl", "30d", "--set", &name]).trim().to_owned()
+    };
+    let (one, other) = (submit("several"), submit("more"));
+    let shown: Value = serde_json::from_str(&sandbox.ok(&["status", &one, &other, "several", "-o", "json"])).expect("JSON");
+    let ids: Vec<&str> = shown["jobs"].as_array().expect("jobs").iter().filter_map(|job| job["id"].as_str()).collect();
+    assert_eq!(ids, [one.as_str(), &other], "each once, in the order of the words");
+    assert_eq!(sandbox.run(&["status", &one, "none"]).code, Some(3));
+
+    sandbox.script(&json!({ "job": { "duration": "60d" }, "faults": [{ "call": "destroy", "kind": "denied", "times": 3 }] }));
+    let said = sandbox.run(&["down", &one, &other, "-y"]);
+    assert_eq!(said.code, Some(8), "{}", said.stderr);
+    // Any ftctl that is asked for something tries again: the cloud itself is looked at.
+    let machines = || {
+        let cloud = std::fs::read(sandbox.state().join("fake/cloud.json")).expect("a cloud");
+        serde_json::from_slice::<Value>(&cloud).expect("JSON")["machines"].as_object().map(serde_json::Map::len)
+    };
+    assert_eq!(machines(), Some(1), "{}", said.stderr);
+    let gone: Value = serde_json::from_str(&sandbox.ok(&["down", &one, &other, "-y", "-o", "json"])).expect("JSON");
+    assert_eq!(gone["gone"].as_array().map(Vec::len), Some(2));
+    assert_eq!(machines(), Some(0));
+}
+
+#[test]
 fn a_wait_that_a_signal_ends_leaves_the_job_running_unless_it_shall_be_cancelled() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         for (more, state, last) in
