@@ -90,8 +90,8 @@ impl Exit {
         Self::ALL.into_iter().find(|exit| *exit as u8 == code)
     }
 
-    /// Whether the same command may succeed later without a change.
-    pub fn retryable(self) -> bool {
+    /// Whether what has this code may succeed later without a change.
+    fn retryable(self) -> bool {
         matches!(self, Exit::Capacity | Exit::Network | Exit::Preempted | Exit::Conflict)
     }
 }
@@ -110,11 +110,25 @@ pub struct Failure {
     pub message: String,
     /// The next command or change; shown on a line of its own.
     pub fix: Option<String>,
+    /// Time does not cure it, though it cures others with this code.
+    pub lasting: bool,
 }
 
 impl Failure {
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self { exit, message: message.into(), fix: None }
+        Self { exit, message: message.into(), fix: None, lasting: false }
+    }
+
+    /// Marks one that time does not cure, though it cures others with this code.
+    #[must_use]
+    pub fn for_good(mut self) -> Self {
+        self.lasting = true;
+        self
+    }
+
+    /// Whether the same command may succeed later without a change.
+    pub fn retryable(&self) -> bool {
+        self.exit.retryable() && !self.lasting
     }
 
     #[must_use]

@@ -151,7 +151,7 @@ fn goes_on(id: &JobId, failure: Failure) -> Failure {
         return failure;
     }
     let message = format!("{}; the job {id} is still running", failure.message);
-    Failure { message, exit: failure.exit, fix: failure.fix.or(detached(id, failure.exit).fix) }
+    Failure { message, fix: failure.fix.clone().or(detached(id, failure.exit).fix), ..failure }
 }
 
 /// The next commands for a user who stopped looking.

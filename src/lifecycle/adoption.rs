@@ -101,7 +101,7 @@ impl Adoption {
         }
         let id = &record.id;
         let message = format!("the job {id} needs {path}, which is read only on the machine that submitted the job");
-        Err(Failure::new(Exit::Conflict, message).fix(format!("run `ftctl logs -f {id}` on that machine")))
+        Err(Failure::new(Exit::Conflict, message).for_good().fix(format!("run `ftctl logs -f {id}` on that machine")))
     }
 }
 

@@ -40,6 +40,7 @@ async fn none_elsewhere(world: &World, id: &JobId) -> Result<()> {
     let Some(left) = all.iter().find(|resource| resource.attempt.job == *id && !world.reaches(resource)) else { return Ok(()) };
     let message = format!("{} is left alone: {}", left.name, left.belongs.apart());
     Err(Failure::new(Exit::Conflict, message)
+        .for_good()
         .fix(format!("name that store with --store, or add --everybody: `ftctl down {id} --everybody`")))
 }
 

@@ -41,7 +41,7 @@ impl From<ProviderError> for Failure {
             provider::Class::Invalid => Exit::Usage,
             provider::Class::Internal => Exit::Failure,
         };
-        Failure { exit, message: error.message, fix: error.fix }
+        Failure { fix: error.fix, ..Failure::new(exit, error.message) }
     }
 }
 
@@ -55,7 +55,7 @@ impl From<HubError> for Failure {
             hub::Class::Invalid => Exit::Usage,
             hub::Class::Disk => Exit::Failure,
         };
-        Failure { exit, message: error.message, fix: error.fix }
+        Failure { fix: error.fix, ..Failure::new(exit, error.message) }
     }
 }
 

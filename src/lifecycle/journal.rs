@@ -96,7 +96,7 @@ impl Journal {
 
     /// Ends the job with a failure. Its fix is part of the reason: a later reader of the record has nothing else.
     pub async fn fail(&mut self, failure: &Failure) -> Result<()> {
-        let Failure { exit, message, fix } = failure;
+        let Failure { exit, message, fix, .. } = failure;
         let reason = fix.as_ref().map_or_else(|| message.clone(), |fix| format!("{message}; {fix}"));
         self.end(Outcome::Failed, *exit, reason).await
     }

@@ -147,7 +147,7 @@ async fn go_on(world: &World, mut job: Journal, plan: &Plan, key: Option<&str>, 
             }
             (false, _) => format!("end that job with `ftctl down {id}`"),
         };
-        return Err(Failure::new(Exit::Conflict, message).fix(other));
+        return Err(Failure::new(Exit::Conflict, message).for_good().fix(other));
     }
     if key.is_some() && job.record.state.is_finished() {
         let label = job.record.state.label(job.record.outcome);

@@ -59,6 +59,7 @@ pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()
     if !world.adoption.may_drive(before) && !world.adoption.may_drive(&Record { plan: plan.clone(), ..before.clone() }) {
         let message = format!("the job {id} was not submitted on this machine");
         return Err(Failure::new(Exit::Conflict, message)
+            .for_good()
             .fix("add --adopt: it shows what would be started, and asks first; or run it there"));
     }
     if before.attempt >= MAX_ATTEMPTS {

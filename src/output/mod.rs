@@ -228,7 +228,7 @@ fn error_json(failure: &Failure) -> Value {
         "class": failure.exit.class(),
         "message": failure.message,
         "fix": failure.fix,
-        "retryable": failure.exit.retryable(),
+        "retryable": failure.retryable(),
     }})
 }
 

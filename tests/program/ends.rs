@@ -40,6 +40,9 @@ fn a_key_is_a_promise_whatever_jobs_came_between() {
     let message = format!("error: the job {} was planned with other settings: train.steps was 10, now 20\n", first.trim());
     assert!(said.code == Some(12) && said.stderr.starts_with(&message), "{}", said.stderr);
     assert!(said.stderr.ends_with("fix: take another --idempotency-key\n"), "{}", said.stderr);
+    let said = submit(&sandbox, "A", &["--set", "train.steps=20", "-o", "json"]);
+    let error: Value = serde_json::from_str(&said.stderr).or_else(|_| serde_json::from_str(&said.stdout)).expect("an error");
+    assert_eq!((&error["error"]["code"], &error["error"]["retryable"]), (&json!(12), &json!(false)), "no time cures it");
     let said = submit(&sandbox, "A", &[]);
     assert_eq!((said.code, &said.stdout), (Some(0), &first), "{}", said.stderr);
     let told = format!("the job of this key, {}, is over: succeeded; another --idempotency-key starts another job", first.trim());
