@@ -2,7 +2,11 @@
 
 use std::{
     net::IpAddr,
-    sync::{Arc, OnceLock},
+    pin::pin,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,6 +18,7 @@ use reqwest::{
     header::{HeaderMap, RETRY_AFTER},
     redirect::Policy,
 };
+use tokio::time::timeout;
 
 use crate::job::report::Report;
 
@@ -107,6 +112,38 @@ static REQUESTS: OnceLock<Arc<dyn Report>> = OnceLock::new();
 pub fn tell_requests(to: Arc<dyn Report>) {
     // The first one stays.
     let _ = REQUESTS.set(to);
+}
+
+/// The receiver of reports on long waits.
+static WAITS: OnceLock<Arc<dyn Report>> = OnceLock::new();
+/// Somebody was told what is waited for now.
+static TOLD: AtomicBool = AtomicBool::new(false);
+/// A wait of which a person is told: shorter ones are what services need.
+const LONG: Duration = Duration::from_secs(5);
+
+/// From now on a person is told what is waited for when that takes long.
+pub fn tell_waits(to: Arc<dyn Report>) {
+    // The first one stays.
+    let _ = WAITS.set(to);
+}
+
+/// Waits for `work`, and says so once when it takes long: a program that is silent looks as if it hung. Of waits within waits, and
+/// beside each other, one is told.
+pub async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let Some(report) = WAITS.get() else { return work.await };
+    if let Ok(done) = timeout(LONG, &mut work).await {
+        return done;
+    }
+    let is_told = TOLD.swap(true, Ordering::Relaxed);
+    if !is_told {
+        report.line(&format!("waiting for {what}"));
+    }
+    let done = work.await;
+    if !is_told {
+        TOLD.store(false, Ordering::Relaxed);
+    }
+    done
 }
 
 /// A request and what came of it, in one line that has nothing secret.

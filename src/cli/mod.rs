@@ -290,6 +290,9 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     if cli.global.debug_http {
         transit::tell_requests(output.report());
     }
+    if !matches!(cli.verb, Verb::Agent(_)) {
+        transit::tell_waits(output.report());
+    }
     let mut app = App {
         settings,
         output,

@@ -28,9 +28,8 @@ use crate::{
 
 pub const DOCTOR_SCHEMA: &str = "ftctl.doctor/1";
 
-/// So long is waited for a store in silence, and then so long with a word. One that is not there is given up after 30 s.
-const SHORT: Duration = Duration::from_secs(3);
-const LONG: Duration = Duration::from_secs(37);
+/// So long is waited for a store, which knows best when it gives up.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Looks at what ftctl needs on this machine wherever jobs run.
 pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
@@ -107,17 +106,12 @@ pub async fn backend_and_store(world: &World, backend: &str) -> Finding {
     }
 }
 
-/// Asks the store about an object that need not be there. It knows best when it gives up.
+/// Asks the store about an object that need not be there.
 async fn answers(world: &World) -> Result<()> {
     let object = path::name("doctor");
-    let asked = world.store.head(&object);
-    tokio::pin!(asked);
-    if let Ok(answer) = timeout(SHORT, &mut asked).await {
-        return Ok(answer.map(drop)?);
-    }
-    world.report.line("waiting for an answer of the store");
-    let late = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", (SHORT + LONG).as_secs()));
-    Ok(timeout(LONG, asked).await.map_err(late)?.map(drop)?)
+    let asked = timeout(PATIENCE, world.store.head(&object));
+    let late = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", PATIENCE.as_secs()));
+    Ok(asked.await.map_err(late)?.map(drop)?)
 }
 
 /// The damage that an intruder on a machine could do to the store. Jobs of this machine have the rights of its user anyway.

@@ -445,6 +445,22 @@ fn a_doctor_never_says_ok_of_a_store_that_does_not_answer() {
     assert!(said.stderr.contains("waiting for an answer of the store"), "{}", said.stderr);
 }
 
+#[test]
+fn a_verb_whose_store_is_silent_says_what_it_waits_for() {
+    // It takes connections, and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let store = format!("http://{}/devstoreaccount1/box", silent.local_addr().expect("an address"));
+    let sandbox = Sandbox::new();
+    let mut status = sandbox.command(&["status", "--store", &store]);
+    status.env("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true");
+    let mut waits = status.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+    let mut said = String::new();
+    BufReader::new(waits.stderr.take().expect("piped")).read_line(&mut said).expect("a line");
+    waits.kill().expect("it waits");
+    waits.wait().expect("it ended");
+    assert_eq!(said, "waiting for an answer of the store at 127.0.0.1\n");
+}
+
 fn ok(sandbox: &Sandbox, arguments: &[&str]) -> String {
     let said = sandbox.run(arguments);
     assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);

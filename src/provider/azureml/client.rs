@@ -264,6 +264,10 @@ impl Client {
     }
 
     async fn answer(&self, call: &Call) -> Result<Answer, Refusal> {
+        transit::patiently("an answer of Azure ML", self.tried(call)).await
+    }
+
+    async fn tried(&self, call: &Call) -> Result<Answer, Refusal> {
         let mut tries = Tries::new(self.pace.tries);
         loop {
             let refusal = match self.ask(call).await {
@@ -319,8 +323,14 @@ impl Client {
     /// Makes a change that may go on after its answer, and returns when it is done or refused. An address in `Azure-AsyncOperation`
     /// tells how it stands in its body; one in `Location` answers with 202 until it is done.
     pub async fn change(&self, call: Call) -> Result<(), Refusal> {
+        let mut names = call.url.path().rsplit('/');
+        let [name, kind] = [names.next(), names.next()].map(Option::unwrap_or_default);
+        transit::patiently(&format!("Azure ML to finish {} {kind}/{name}", call.method), self.done(&call)).await
+    }
+
+    async fn done(&self, call: &Call) -> Result<(), Refusal> {
         let (begun, what) = (Instant::now(), call.what());
-        let mut answer = self.answer(&call).await?;
+        let mut answer = self.answer(call).await?;
         let told = answer.headers.get("azure-asyncoperation");
         let located = answer.headers.get(LOCATION).filter(|_| answer.status == StatusCode::ACCEPTED);
         let Some(operation) = told.or(located) else { return Ok(()) };

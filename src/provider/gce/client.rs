@@ -105,6 +105,10 @@ impl Client {
 
     /// Asks until there is an answer that another try would not change.
     pub async fn call(&self, call: Call<'_>) -> Result<Value, Refusal> {
+        transit::patiently("an answer of Compute Engine", self.answer(call)).await
+    }
+
+    async fn answer(&self, call: Call<'_>) -> Result<Value, Refusal> {
         let mut tries = Tries::new(self.pauses);
         loop {
             let refusal = match self.ask(&call).await {
@@ -168,6 +172,11 @@ impl Client {
 
     /// Makes a change, and returns when it is done or refused.
     pub async fn change(&self, call: Call<'_>) -> Result<(), Refusal> {
+        let what = format!("Compute Engine to finish {} {}", call.method, call.path);
+        transit::patiently(&what, self.done(call)).await
+    }
+
+    async fn done(&self, call: Call<'_>) -> Result<(), Refusal> {
         let begun = Instant::now();
         let mut operation = self.call(call).await?;
         while operation["status"] != "DONE" {

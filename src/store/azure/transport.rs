@@ -46,6 +46,8 @@ const SLOW_LINE: u64 = 64 << 10;
 /// An answer has no more than the blob's bytes that were asked for, and this: a page of a listing has 5,000 names of 1,024
 /// characters, each beside what the service says of the blob.
 const LARGEST_PAGE: usize = 64 << 20;
+/// A transfer of more bytes is a long one by itself.
+const SMALL: u64 = 64 << 10;
 
 /// The parts of a request that the crate's options cannot carry, on their way through the crate.
 #[derive(Debug, Clone, Copy, Default)]
@@ -120,21 +122,18 @@ impl Policy for Transport {
         if load.folders {
             request.url_mut().query_pairs_mut().append_pair("delimiter", "/");
         }
-        let begun = Instant::now();
-        let mut tries = 0;
-        loop {
-            let patience = self.patience();
-            let left = patience.total.saturating_sub(begun.elapsed());
-            let trouble = match self.attempt(request, load.expected, left).await {
-                Ok(reply) if is_passing(reply.status, code(&reply.headers)) => Trouble::Busy(reply.status, wish(&reply.headers)),
-                Ok(reply) => return Ok(AsyncRawResponse::from_bytes(reply.status.into(), reply.headers, reply.body)),
-                Err(trouble) => trouble,
-            };
-            tries += 1;
-            match patience.pause(&trouble, tries, begun.elapsed(), chance()) {
-                Some(pause) => sleep(pause).await,
-                None => return Err(azure_core::Error::new(ErrorKind::Other, GaveUp { trouble, tries })),
-            }
+        let bytes = request.body().len().unwrap_or_default() + load.expected;
+        let asked = self.tried(request, load.expected);
+        let reply = if bytes > SMALL {
+            // Its progress is told.
+            asked.await
+        } else {
+            let host = request.url().host_str().unwrap_or_default();
+            transit::patiently(&format!("an answer of the store at {host}"), asked).await
+        };
+        match reply {
+            Ok(reply) => Ok(AsyncRawResponse::from_bytes(reply.status.into(), reply.headers, reply.body)),
+            Err(gave_up) => Err(azure_core::Error::new(ErrorKind::Other, gave_up)),
         }
     }
 }
@@ -162,6 +161,25 @@ impl Transport {
     fn patience(&self) -> Patience {
         let Patience { total, unreachable } = self.patience;
         Patience { total, unreachable: if self.answered.load(Ordering::Relaxed) { total } else { unreachable } }
+    }
+
+    async fn tried(&self, request: &Request, expected: u64) -> Result<Reply, GaveUp> {
+        let begun = Instant::now();
+        let mut tries = 0;
+        loop {
+            let patience = self.patience();
+            let left = patience.total.saturating_sub(begun.elapsed());
+            let trouble = match self.attempt(request, expected, left).await {
+                Ok(reply) if is_passing(reply.status, code(&reply.headers)) => Trouble::Busy(reply.status, wish(&reply.headers)),
+                Ok(reply) => return Ok(reply),
+                Err(trouble) => trouble,
+            };
+            tries += 1;
+            match patience.pause(&trouble, tries, begun.elapsed(), chance()) {
+                Some(pause) => sleep(pause).await,
+                None => return Err(GaveUp { trouble, tries }),
+            }
+        }
     }
 
     /// One try, which may take the time that is `left`.
