@@ -5,6 +5,7 @@ use std::{
     io::{self, BufReader, Write as _},
     net::{TcpListener, TcpStream},
     thread,
+    time::Duration,
 };
 
 use crate::{
@@ -146,6 +147,20 @@ static ROWS: &[Row] = &[
             { "call": "Jobs_CreateOrUpdate", "kind": "lost_answer", "times": 2 },
             { "call": "Compute_Delete", "kind": "lost_answer" }
         ] }"#,
+        ..QUIET
+    },
+    Row {
+        name: "an operation goes on and on",
+        script: r#"{ "endless_operations": true }"#,
+        meanwhile: |scene| {
+            Sandbox::until("the cluster is asked for", || {
+                scene.devcloud.ask("GET", "calls", "").to_string().contains("Compute_CreateOrUpdate")
+            });
+            // A person is told after five seconds.
+            thread::sleep(Duration::from_secs(8));
+            scene.devcloud.goes_wrong(QUICK);
+        },
+        sees: &["waiting for Azure ML to finish PUT computes/ftctl-c"],
         ..QUIET
     },
     Row {
