@@ -116,7 +116,7 @@ pub fn tell_requests(to: Arc<dyn Report>) {
 
 /// The receiver of reports on long waits.
 static WAITS: OnceLock<Arc<dyn Report>> = OnceLock::new();
-/// Somebody was told what is waited for now.
+/// The last wait was long, and told.
 static TOLD: AtomicBool = AtomicBool::new(false);
 /// A wait of which a person is told: shorter ones are what services need.
 const LONG: Duration = Duration::from_secs(5);
@@ -127,23 +127,28 @@ pub fn tell_waits(to: Arc<dyn Report>) {
     let _ = WAITS.set(to);
 }
 
-/// Waits for `work`, and says so once when it takes long: a program that is silent looks as if it hung. Of waits within waits, and
-/// beside each other, one is told.
+/// The meaning of a request that changes something, for a person.
+pub fn verb(method: &reqwest::Method) -> &'static str {
+    match *method {
+        reqwest::Method::DELETE => "delete",
+        reqwest::Method::PUT => "make",
+        _ => "change",
+    }
+}
+
+/// Waits for `work`, and says so when it takes long: a program that is silent looks as if it hung. Of waits within waits, beside
+/// each other and in a row one is told, until something is done soon again.
 pub async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     let Some(report) = WAITS.get() else { return work.await };
     if let Ok(done) = timeout(LONG, &mut work).await {
+        TOLD.store(false, Ordering::Relaxed);
         return done;
     }
-    let is_told = TOLD.swap(true, Ordering::Relaxed);
-    if !is_told {
+    if !TOLD.swap(true, Ordering::Relaxed) {
         report.line(&format!("waiting for {what}"));
     }
-    let done = work.await;
-    if !is_told {
-        TOLD.store(false, Ordering::Relaxed);
-    }
-    done
+    work.await
 }
 
 /// A request and what came of it, in one line that has nothing secret.

@@ -203,7 +203,7 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     let had_machine = record.attempts.iter().any(|attempt| attempt.started.is_some());
     let trained = record.attempts.iter().any(|attempt| attempt.last_step > 0);
     let fix = match (had_machine, trained) {
-        (false, _) if exit == Exit::Capacity && !record.plan.patience().is_zero() => {
+        _ if exit == Exit::Capacity && !record.plan.patience().is_zero() => {
             format!("`ftctl resume {id} --max-wait TIME` waits longer; `ftctl explain {id}` shows what was tried")
         }
         (false, _) if record.outcome == Some(Outcome::Failed) => {

@@ -11,7 +11,6 @@ use crate::{
         clock::after,
         event::EventKind,
         id::AttemptId,
-        order::ExitRecord,
         record::{Attempt, Record, Waiting},
         state::State,
         units::Money,
@@ -67,12 +66,19 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
             if job.record.waiting == waiting {
                 return Ok(false);
             }
-            tell(world, job, &format!("waits in a queue: {why}"));
+            let place = if job.record.plan.replaces_machines() { "for its instance group to make it" } else { "in a queue" };
+            tell(world, job, &format!("waits {place}: {why}"));
             job.record.waiting = waiting;
         }
         Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Cancelled { .. } | Sighting::Gone => {
             let Some(since) = since(world, &job.record, sighting).await? else { return Ok(false) };
-            start(job, since, world.clock.now());
+            // The machines that a backend makes by itself share one kill switch, whose time began before the first of them.
+            let left = if job.record.plan.replaces_machines() { observe::time_left(world, &job.record).await? } else { None };
+            let now = world.clock.now();
+            start(job, since, now);
+            if let Some((attempt, left)) = job.record.attempts.last_mut().zip(left) {
+                attempt.deadline = attempt.deadline.min(Some(after(now, left)));
+            }
         }
     }
     Ok(true)
@@ -99,18 +105,21 @@ fn tell(world: &World, job: &mut Journal, what: &str) {
 }
 
 /// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; one that left a queue
-/// and is not there may never have existed, as one that a backend makes by itself: their agents' records tell.
+/// and is not there may never have existed, as one that a backend makes by itself: what their agents left tells.
 async fn since(world: &World, record: &Record, sighting: &Sighting) -> Result<Option<Timestamp>> {
     if let Some(known) = last_known(world, record).await? {
         return Ok(Some(known));
     }
     let now = world.clock.now();
-    let is_to_come = record.plan.replaces_machines() && matches!(sighting, Sighting::Alive { .. });
-    if record.waiting.is_none() && !is_to_come {
-        return Ok(Some(observe::earliest(record, now)));
+    let earliest = observe::earliest(record, now);
+    let by_itself = record.plan.replaces_machines();
+    if record.waiting.is_none() && !by_itself {
+        return Ok(Some(earliest));
     }
-    let exit = observe::read_exit(world.store.as_ref(), record).await?;
-    Ok(exit.map(|exit| exit.started.max(observe::earliest(record, now)).min(now)))
+    let sign = observe::first_sign(world.store.as_ref(), record).await?.map(|sign| sign.max(earliest).min(now));
+    // What is gone without a sign of an agent may have had a machine that never came so far.
+    let is_gone = by_itself && record.waiting.is_none() && !matches!(sighting, Sighting::Alive { .. });
+    Ok(sign.or(is_gone.then_some(earliest)))
 }
 
 /// The same by the provider's word: of a machine that there is, or by its history.
@@ -149,23 +158,22 @@ pub(super) async fn is_paid(world: &World, record: &Record) -> Result<bool> {
     Ok(paid(world, record).await?.is_some())
 }
 
-/// Notes when a machine began that nobody saw, by its agent's word.
-pub(super) fn lived_unseen(job: &mut Journal, exit: &ExitRecord, now: Timestamp) {
+/// Notes when a machine began that nobody saw, by what its agent left.
+pub(super) async fn lived_unseen(world: &World, job: &mut Journal) -> Result<()> {
     if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none()) {
-        let since = exit.started.max(observe::earliest(&job.record, now)).min(now);
-        start(job, since, now);
+        let (now, sign) = (world.clock.now(), observe::first_sign(world.store.as_ref(), &job.record).await?);
+        let earliest = observe::earliest(&job.record, now);
+        start(job, sign.unwrap_or(earliest).max(earliest).min(now), now);
     }
+    Ok(())
 }
 
 fn start(job: &mut Journal, since: Timestamp, now: Timestamp) {
     let record = &mut job.record;
     let lifetime = record.left(now).map_or(Duration::ZERO, |plan| plan.lifetime());
-    let is_shared = record.plan.replaces_machines();
     record.waiting = None;
     if let Some(attempt) = record.attempts.last_mut() {
-        // The machines that a backend makes by itself share one kill switch, whose time begins before the first of them.
-        let counted = attempt.requested.filter(|_| is_shared).unwrap_or(since);
-        (attempt.started, attempt.deadline) = (Some(since), Some(after(counted, lifetime)));
+        (attempt.started, attempt.deadline) = (Some(since), Some(after(since, lifetime)));
     }
 }
 
@@ -178,12 +186,13 @@ pub(super) async fn give_up(job: &mut Journal, why: &str) -> Result<()> {
     job.save().await
 }
 
-/// Notes that the attempt's machine was `over` then, how far it came, and what that cost in steps.
-pub(super) async fn finish(world: &World, job: &mut Journal, over: Timestamp, reason: &str) -> Result<()> {
+/// Notes that the attempt's machine was `over` then, or is now, how far it came, and what that cost in steps.
+pub(super) async fn finish(world: &World, job: &mut Journal, over: Option<Timestamp>, reason: &str) -> Result<()> {
     let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
     // Two clocks: no attempt ends before it began.
-    let begun = job.record.attempts.last().and_then(|attempt| attempt.started).unwrap_or(over);
-    close(world, job, over.max(begun).min(world.clock.now()), resumes_from, reason).await
+    let (now, begun) = (world.clock.now(), job.record.attempts.last().and_then(|attempt| attempt.started));
+    let over = over.map_or(now, |over| over.max(begun.unwrap_or(over)).min(now));
+    close(world, job, over, resumes_from, reason).await
 }
 
 pub(super) async fn close(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {

@@ -14,9 +14,7 @@ pub(super) async fn catch_up(world: &World, job: &mut Journal) -> Result<bool> {
     }
     while job.record.attempt < latest {
         let exit = observe::read_exit(store, &job.record).await?;
-        if let Some(exit) = &exit {
-            attempt::lived_unseen(job, exit, world.clock.now());
-        }
+        attempt::lived_unseen(world, job).await?;
         let (finished, why) =
             exit.map_or_else(|| (world.clock.now(), "its machine is gone".to_owned()), |exit| (exit.finished, exit.message));
         let (id, number) = (job.record.id.clone(), job.record.attempt + 1);

@@ -204,7 +204,7 @@ mod tests {
     const LATE: Option<Overdue> = Some(Overdue(true));
 
     fn seen(sighting: Sighting, exit: Option<ExitRecord>, cancel: Option<Overdue>) -> Observation {
-        Observation { exit, sighting, over: Timestamp::UNIX_EPOCH, cancel, past_deadline: false, out_of_patience: false }
+        Observation { exit, sighting, over: None, cancel, past_deadline: false, out_of_patience: false }
     }
 
     #[test]

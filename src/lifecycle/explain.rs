@@ -92,6 +92,9 @@ fn situation(record: &Record, sight: &Sight) -> String {
     if sight.is_driven {
         return what;
     }
+    if record.state == State::Running && record.plan.replaces_machines() {
+        return format!("{what}; its group makes machines without ftctl, and `ftctl logs -f {}` follows", record.id);
+    }
     let adopt = if sight.may_drive { "" } else { " --adopt" };
     format!("{what}; nothing happens until you run `ftctl logs -f {}{adopt}`", record.id)
 }

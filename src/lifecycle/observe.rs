@@ -15,7 +15,7 @@ use crate::{
         record::Record,
         state::State,
     },
-    provider::Sighting,
+    provider::{Resource, Sighting},
     store::{Store, find_json},
 };
 
@@ -28,8 +28,8 @@ pub(super) struct Observation {
     /// The agent's record of its end.
     pub exit: Option<ExitRecord>,
     pub sighting: Sighting,
-    /// When the machine came to its end; now, while it is not known to have.
-    pub over: Timestamp,
+    /// When the machine came to its end; `None` while it is not known to have.
+    pub over: Option<Timestamp>,
     /// The user's wish to end the job, and whether its time is over.
     pub cancel: Option<Overdue>,
     /// The deadline has passed and the agent, which stops at it by itself, has not.
@@ -51,10 +51,15 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
     if exit.is_none() && !matches!(sighting, Sighting::Alive { .. }) {
         exit = read_exit(world.store.as_ref(), record).await?;
     }
-    let has_begun = exit.is_some() || record.attempts.last().is_some_and(|attempt| attempt.started.is_some());
-    if has_begun && record.plan.replaces_machines() && matches!(sighting, Sighting::Queued { .. }) {
-        // Between two of its machines such a job is no less alive.
-        sighting = Sighting::Alive { agent: true };
+    let mut is_late = false;
+    if record.plan.replaces_machines() && matches!(sighting, Sighting::Queued { .. }) {
+        let started = record.attempts.last().and_then(|attempt| attempt.started);
+        if started.is_some() || first_sign(world.store.as_ref(), record).await?.is_some() {
+            // Between two of its machines such a job is no less alive.
+            sighting = Sighting::Alive { agent: true };
+        } else {
+            is_late = time_left(world, record).await?.is_some_and(|left| left.is_zero());
+        }
     }
     let was_cancelled = matches!(sighting, Sighting::Cancelled { .. });
     if was_cancelled && let Some(why) = ended_by_ftctl(world, record).await? {
@@ -65,29 +70,50 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
         .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
     let over = over(world, record, exit.as_ref(), &sighting).await?;
+    let ended = over.unwrap_or(now);
     // A service may cancel it at the limit of its time, and then no agent is waited for.
-    let (until, patience) = if was_cancelled { (now, Duration::ZERO) } else { (over, PATIENCE) };
-    let past_deadline = deadline.is_some_and(|deadline| until > after(deadline, patience));
+    let (until, patience) = if was_cancelled { (now, Duration::ZERO) } else { (ended, PATIENCE) };
+    let past_deadline = is_late || deadline.is_some_and(|deadline| until > after(deadline, patience));
     let out_of_patience = record.waited(now) >= record.plan.patience();
     Ok(Observation { exit, sighting, over, cancel, past_deadline, out_of_patience })
 }
 
 /// When the attempt's machine came to its end, which may have been long ago, while nobody looked. A machine that is paid for is not
-/// believed about its own time: without the cloud's word it lived until now.
-async fn over(world: &World, record: &Record, exit: Option<&ExitRecord>, sighting: &Sighting) -> Result<Timestamp> {
-    let now = world.clock.now();
+/// believed about its end: without the cloud's word it lives until its attempt is closed.
+async fn over(world: &World, record: &Record, exit: Option<&ExitRecord>, sighting: &Sighting) -> Result<Option<Timestamp>> {
     if matches!(sighting, Sighting::Alive { .. } | Sighting::Queued { .. }) {
-        return Ok(now);
+        return Ok(None);
     }
     let attempt = AttemptId::new(&record.id, record.attempt);
     if let Some(ended) = world.provider.ended(&attempt).await? {
-        return Ok(here(world, record, ended).await);
+        return Ok(Some(here(world, record, ended).await));
     }
     if world.provider.capabilities().bills {
-        return Ok(now);
+        return Ok(None);
     }
-    let heard: Option<(Heartbeat, _)> = find_json(world.store.as_ref(), &path::heartbeat(&record.id, record.attempt)).await?;
-    Ok(exit.map(|exit| exit.finished).or(heard.map(|(beat, _)| beat.time)).unwrap_or(now))
+    let heard = heartbeat(world.store.as_ref(), record).await?.map(|beat| beat.time);
+    Ok(exit.map(|exit| exit.finished).or(heard))
+}
+
+async fn heartbeat(store: &dyn Store, record: &Record) -> Result<Option<Heartbeat>> {
+    Ok(find_json(store, &path::heartbeat(&record.id, record.attempt)).await?.map(|(beat, _)| beat))
+}
+
+/// When an agent of the attempt began, by what it left in the store: the earliest of that, because a successor may have signed for
+/// one that had no time to.
+pub(super) async fn first_sign(store: &dyn Store, record: &Record) -> Result<Option<Timestamp>> {
+    let exit = read_exit(store, record).await?.map(|exit| exit.started);
+    let beat = heartbeat(store, record).await?.map(|beat| beat.started.unwrap_or(beat.time));
+    Ok(exit.into_iter().chain(beat).min())
+}
+
+/// How long it is until the backend ends, by itself, the job's machines and what makes them.
+pub(super) async fn time_left(world: &World, record: &Record) -> Result<Option<Duration>> {
+    let ours = |resource: &Resource| resource.attempt.job == record.id && world.reaches(resource);
+    let expires = world.provider.list().await?.into_iter().filter(ours).filter_map(|resource| resource.expires).min();
+    let Some(expires) = expires else { return Ok(None) };
+    let now = world.provider.now().await.unwrap_or_else(|| world.clock.now());
+    Ok(Some(between(now, expires)))
 }
 
 /// A time of the provider's clock on this side's: not before the attempt can have had a machine.

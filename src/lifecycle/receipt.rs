@@ -72,8 +72,9 @@ fn clipped(mut record: Record, since: Timestamp, now: Timestamp) -> Option<Recor
 
 pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
     let attempts = &record.attempts;
-    // A machine that could not be proved gone may still cost money.
-    let exists = |attempt: &Attempt| attempt.started.is_some() || record.state == State::TearingDown;
+    // A machine that could not be proved gone may still cost money, and so may one that a backend makes without ftctl.
+    let may_exist = record.state == State::TearingDown || (record.state == State::Running && record.plan.replaces_machines());
+    let exists = |attempt: &Attempt| attempt.started.is_some() || may_exist;
     let end = if record.state.is_finished() { record.updated } else { now };
     Receipt {
         schema: RECEIPT_SCHEMA,

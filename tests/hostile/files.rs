@@ -176,7 +176,7 @@ fn an_upload_takes_no_private_file_by_a_link() {
     mode(0o600);
     let said = place.run(&["upload", "data"]);
     assert_eq!(said.code, Some(2), "{}", said.stderr);
-    assert!(said.stderr.contains("data/more is a link to ") && said.stderr.contains("only its owner may read"), "{}", said.stderr);
+    assert!(said.stderr.contains("data/more links to ") && said.stderr.contains("only its owner may read"), "{}", said.stderr);
     assert!(!place.sandbox.path("store/ftctl/v1/datasets").exists());
     // A dataset that lies elsewhere, and a private one that does not.
     mode(0o644);

@@ -160,7 +160,7 @@ static ROWS: &[Row] = &[
             thread::sleep(Duration::from_secs(8));
             scene.devcloud.goes_wrong(QUICK);
         },
-        sees: &["waiting for Azure ML to finish PUT computes/ftctl-c"],
+        sees: &["waiting for Azure ML to make computes/ftctl-c"],
         ..QUIET
     },
     Row {

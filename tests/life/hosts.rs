@@ -296,7 +296,7 @@ fn a_host_with_loopback_alone_says_so() {
     let (reason, message) = gang.ended(1, AT_ONCE);
     assert_eq!(reason, "failed");
     assert!(message.starts_with("no address for the ranks to meet: other nodes cannot reach this machine"), "{message}");
-    assert!(message.contains("unreachable") && message.ends_with("give --address to its agent"), "{message}");
+    assert!(message.contains("unreachable") && message.ends_with("start its agent with --address"), "{message}");
     agent.wait().unwrap();
 }
 

@@ -325,7 +325,7 @@ impl Client {
     pub async fn change(&self, call: Call) -> Result<(), Refusal> {
         let mut names = call.url.path().rsplit('/');
         let [name, kind] = [names.next(), names.next()].map(Option::unwrap_or_default);
-        transit::patiently(&format!("Azure ML to finish {} {kind}/{name}", call.method), self.done(&call)).await
+        transit::patiently(&format!("Azure ML to {} {kind}/{name}", transit::verb(&call.method)), self.done(&call)).await
     }
 
     async fn done(&self, call: &Call) -> Result<(), Refusal> {

@@ -172,7 +172,7 @@ impl Client {
 
     /// Makes a change, and returns when it is done or refused.
     pub async fn change(&self, call: Call<'_>) -> Result<(), Refusal> {
-        let what = format!("Compute Engine to finish {} {}", call.method, call.path);
+        let what = format!("Compute Engine to {} {}", transit::verb(&call.method), call.path);
         transit::patiently(&what, self.done(call)).await
     }
 

@@ -8,7 +8,6 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -23,7 +22,6 @@ use super::{
 use crate::{
     catalogue::region,
     job::{
-        clock::after,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
         plan::Plan,
@@ -60,11 +58,6 @@ fn labels(group: &Value) -> &Value {
 
 fn order(group: &Value) -> Option<RunOrder> {
     serde_json::from_str(metadata(group, body::ORDER)?).ok()
-}
-
-/// Whether it makes no machine any more: their kill switch is one time for all.
-pub fn is_late(group: &Value, now: Timestamp) -> bool {
-    expires(labels(group)).is_some_and(|expires| expires <= after(now, body::SLACK))
 }
 
 /// Whether a machine that is off, or gone, is replaced.

@@ -394,17 +394,13 @@ impl Provider for Gce {
             return Ok(Sighting::Alive { agent: metadata(machine, body::ORDER).is_some() });
         }
         if let Some(group) = self.mending(&attempt.job).await? {
-            let now = self.client.cloud_time();
-            return Ok(match group::metadata(&group, body::ORDER) {
-                Some(_) if now.is_some_and(|now| group::is_late(&group, now)) => {
-                    Sighting::Dead { why: "the time of its instance group is over, and it had no machine".to_owned() }
-                }
-                Some(_) => {
-                    let why = self.want_of_machine(&group).await.unwrap_or_else(|| "its instance group makes it".to_owned());
-                    Sighting::Queued { since: machine::created(&group), why }
-                }
-                None => Sighting::Alive { agent: false },
-            });
+            if group::metadata(&group, body::ORDER).is_none() {
+                return Ok(Sighting::Alive { agent: false });
+            }
+            // A machine is being made, unless the group says why there is none.
+            let want = self.want_of_machine(&group).await;
+            let since = machine::created(&group);
+            return Ok(want.map_or(Sighting::Alive { agent: true }, |why| Sighting::Queued { since, why }));
         }
         Ok(match machine {
             Some(machine) => self.last_words(&machine).await?,

@@ -123,29 +123,47 @@ fn by_a_group(plan: &mut Plan) {
 #[tokio::test]
 async fn a_group_without_a_machine_waits_at_no_cost() {
     let place = without_stock_at(8.0).await;
-    let (record, receipt) = Box::pin(live(&place, 10 * TTL, |plan| {
+    let (record, receipt) = Box::pin(live(&place, 20 * TTL, |plan| {
         by_a_group(plan);
-        plan.max_wait = Span(Duration::from_secs(50));
+        (plan.ttl, plan.max_wait) = (Span(10 * TTL), Span(Duration::from_secs(50)));
     }))
     .await;
-    assert_eq!(record.exit, Some(Exit::Capacity as u8));
+    assert_eq!(record.exit, Some(Exit::Capacity as u8), "{record:?}");
     let reason = record.reason.expect("a reason");
     assert!(reason.contains("does not have enough resources"), "{reason}");
     assert_eq!((receipt.machine_seconds, receipt.cost), (0, Money::ZERO), "{receipt:?}");
     assert!(place.nothing_is_left().await);
 
-    // A group that can make no machine any more is made again, and its time with it.
+    // The kill switch of its machines does not wait.
     let place = without_stock_at(8.0).await;
-    let (record, receipt) = Box::pin(live(&place, 2 * TTL, |plan| {
+    let (record, receipt) = Box::pin(live(&place, 20 * TTL, by_a_group)).await;
+    assert_eq!(record.exit, Some(Exit::Deadline as u8), "{record:?}");
+    assert_eq!((receipt.machine_seconds, receipt.cost), (0, Money::ZERO), "{receipt:?}");
+    assert!(receipt.waited_seconds >= 100 && place.nothing_is_left().await, "{receipt:?}");
+
+    let place = without_stock_at(8.0).await;
+    let (record, receipt) = Box::pin(live(&place, TTL / 2, |plan| {
         by_a_group(plan);
-        plan.retry.on.push(RetryCause::Preempt);
-        plan.retry.attempts = 5;
+        plan.ttl = Span(3 * TTL);
     }))
     .await;
-    let began = record.attempts.iter().find(|attempt| attempt.started.is_some());
-    let began = began.unwrap_or_else(|| panic!("no machine: {:?}, {:?}", record.reason, record.attempts));
-    assert!(began.attempt > 1 && receipt.waited_seconds >= 200, "{receipt:?}");
-    assert!((1..=130).contains(&receipt.machine_seconds) && receipt.cost <= record.plan.worst_case, "{receipt:?}");
+    let started = record.attempts[0].started.unwrap_or_else(|| panic!("no machine: {record:?}"));
+    let waited = between(record.created, started).as_secs();
+    assert!(waited >= 50 && (1..=320 - waited).contains(&receipt.machine_seconds), "{receipt:?} {record:?}");
+}
+
+#[tokio::test]
+async fn a_group_that_may_not_wait_has_its_machine_or_ends_at_once() {
+    let place = without_stock_at(8.0).await;
+    let no_wait = |plan: &mut Plan| {
+        by_a_group(plan);
+        plan.retry.on = vec![RetryCause::Preempt];
+    };
+    let (record, receipt) = Box::pin(live(&place, 20 * TTL, no_wait)).await;
+    assert_eq!((record.exit, receipt.cost), (Some(Exit::Capacity as u8), Money::ZERO), "{record:?}");
+    let place = Place::at_speed(8.0, json!({ "boot": "1s", "notice": "0s" })).await;
+    let (record, receipt) = Box::pin(live(&place, Duration::ZERO, no_wait)).await;
+    assert!(record.exit != Some(Exit::Capacity as u8) && receipt.machine_seconds > 0, "{record:?}");
 }
 
 #[tokio::test]
