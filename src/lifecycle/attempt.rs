@@ -104,19 +104,18 @@ fn tell(world: &World, job: &mut Journal, what: &str) {
     job.note(EventKind::Note { message });
 }
 
-/// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; one that left a queue
-/// and is not there may never have existed, as one that a backend makes by itself: what their agents left tells.
+/// Since when the current attempt's machine exists. One that is gone again existed since it was asked for. One that left a queue,
+/// or that a backend makes by itself, may never have existed: only what its agent left is proof.
 async fn since(world: &World, record: &Record, sighting: &Sighting) -> Result<Option<Timestamp>> {
     if let Some(known) = last_known(world, record).await? {
         return Ok(Some(known));
     }
-    let now = world.clock.now();
-    let earliest = observe::earliest(record, now);
+    let earliest = observe::earliest(record, world.clock.now());
     let by_itself = record.plan.replaces_machines();
     if record.waiting.is_none() && !by_itself {
         return Ok(Some(earliest));
     }
-    let sign = observe::first_sign(world.store.as_ref(), record).await?.map(|sign| sign.max(earliest).min(now));
+    let sign = observe::first_sign(world, record).await?;
     // What is gone without a sign of an agent may have had a machine that never came so far.
     let is_gone = by_itself && record.waiting.is_none() && !matches!(sighting, Sighting::Alive { .. });
     Ok(sign.or(is_gone.then_some(earliest)))
@@ -161,9 +160,9 @@ pub(super) async fn is_paid(world: &World, record: &Record) -> Result<bool> {
 /// Notes when a machine began that nobody saw, by what its agent left.
 pub(super) async fn lived_unseen(world: &World, job: &mut Journal) -> Result<()> {
     if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none()) {
-        let (now, sign) = (world.clock.now(), observe::first_sign(world.store.as_ref(), &job.record).await?);
-        let earliest = observe::earliest(&job.record, now);
-        start(job, sign.unwrap_or(earliest).max(earliest).min(now), now);
+        let (now, sign) = (world.clock.now(), observe::first_sign(world, &job.record).await?);
+        let since = sign.unwrap_or_else(|| observe::earliest(&job.record, now));
+        start(job, since, now);
     }
     Ok(())
 }

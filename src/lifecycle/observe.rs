@@ -54,7 +54,7 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
     let mut is_late = false;
     if record.plan.replaces_machines() && matches!(sighting, Sighting::Queued { .. }) {
         let started = record.attempts.last().and_then(|attempt| attempt.started);
-        if started.is_some() || first_sign(world.store.as_ref(), record).await?.is_some() {
+        if started.is_some() || first_sign(world, record).await?.is_some() {
             // Between two of its machines such a job is no less alive.
             sighting = Sighting::Alive { agent: true };
         } else {
@@ -100,11 +100,12 @@ async fn heartbeat(store: &dyn Store, record: &Record) -> Result<Option<Heartbea
 }
 
 /// When an agent of the attempt began, by what it left in the store: the earliest of that, because a successor may have signed for
-/// one that had no time to.
-pub(super) async fn first_sign(store: &dyn Store, record: &Record) -> Result<Option<Timestamp>> {
+/// one that had no time to. Its machine's clock is another: it is between the attempt's request and now.
+pub(super) async fn first_sign(world: &World, record: &Record) -> Result<Option<Timestamp>> {
+    let (store, now) = (world.store.as_ref(), world.clock.now());
     let exit = read_exit(store, record).await?.map(|exit| exit.started);
     let beat = heartbeat(store, record).await?.map(|beat| beat.started.unwrap_or(beat.time));
-    Ok(exit.into_iter().chain(beat).min())
+    Ok(exit.into_iter().chain(beat).min().map(|sign| sign.max(earliest(record, now)).min(now)))
 }
 
 /// How long it is until the backend ends, by itself, the job's machines and what makes them.
