@@ -1,6 +1,9 @@
 //! The line to a cloud's service: who may be asked by it, and when a request is tried again.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{self, Duration},
+};
 
 use jiff::{Timestamp, fmt::rfc2822};
 use reqwest::{
@@ -10,7 +13,7 @@ use reqwest::{
 use tokio::time::{Instant, sleep};
 
 use super::{Class, ProviderError, Result};
-use crate::transit;
+use crate::{job::clock::after, transit};
 
 const CONNECT: Duration = Duration::from_secs(10);
 /// Everything that is no wait is answered within seconds.
@@ -88,9 +91,23 @@ impl Tries {
     }
 }
 
-/// The service's time in an answer.
-pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
-    http_date(headers.get(DATE)?.to_str().ok()?)
+/// A service's own clock, by its last answer.
+#[derive(Default)]
+pub struct Clock(Mutex<Option<(Timestamp, time::Instant)>>);
+
+impl Clock {
+    pub fn hear(&self, headers: &HeaderMap) {
+        let told = headers.get(DATE).and_then(|date| http_date(date.to_str().ok()?));
+        if let Some(date) = told {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((date, time::Instant::now()));
+        }
+    }
+
+    /// The time that it told, and what has passed since.
+    pub fn now(&self) -> Option<Timestamp> {
+        let (told, heard) = (*self.0.lock().unwrap_or_else(PoisonError::into_inner))?;
+        Some(after(told, heard.elapsed()))
+    }
 }
 
 /// Reads the time in the format of servers: `Sun, 06 Nov 1994 08:49:37 GMT`.
@@ -113,6 +130,14 @@ pub async fn body(mut answer: Response, most: usize) -> Result<Vec<u8>, String> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_goes_on_between_answers() {
+        assert_eq!(Clock::default().now(), None);
+        let (told, long_ago) = ("1994-11-06T08:49:37Z".parse().unwrap(), time::Instant::now() - Duration::from_secs(60));
+        let clock = Clock(Mutex::new(Some((told, long_ago))));
+        assert!(clock.now() >= Some(after(told, Duration::from_secs(60))), "{:?}", clock.now());
+    }
 
     #[test]
     fn tokens_go_by_https_or_stay_on_this_machine() {

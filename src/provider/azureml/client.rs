@@ -1,10 +1,7 @@
 //! The calls to Azure that a job needs. Each has a bound in time, is tried again when that may help, and says what the service
 //! said. An address from an answer is asked only where it is the service's own.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use reqwest::{
@@ -75,7 +72,7 @@ pub struct Client {
     workspace: OnceCell<Value>,
     history: OnceCell<Url>,
     /// The last time on the service's clock.
-    date: Mutex<Option<Timestamp>>,
+    clock: line::Clock,
     pub pace: Pace,
 }
 
@@ -144,7 +141,7 @@ impl Client {
             sign_in,
             workspace: OnceCell::new(),
             history: OnceCell::new(),
-            date: Mutex::default(),
+            clock: line::Clock::default(),
             pace: Pace::default(),
         })
     }
@@ -171,9 +168,9 @@ impl Client {
         })
     }
 
-    /// The time by the service's own clock when it answered last.
+    /// The time by the service's own clock, once it has answered.
     pub fn cloud_time(&self) -> Option<Timestamp> {
-        *self.date.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clock.now()
     }
 
     fn address<'s>(&self, segments: impl IntoIterator<Item = &'s str>) -> Url {
@@ -297,13 +294,13 @@ impl Client {
         }
         let answer = request.send().await.map_err(|error| Refusal::lost(&what, &error.without_url()))?;
         let (status, headers) = (answer.status(), answer.headers().clone());
+        if call.url.origin() == self.endpoint.origin() {
+            self.clock.hear(&headers);
+        }
         transit::request(|| {
             let sent = call.body.as_ref().map(|sent| format!(" {}", body::shown(sent))).unwrap_or_default();
             format!("{what}: {}{sent}", status.as_u16())
         });
-        if let Some(date) = line::date(&headers).filter(|_| call.url.origin() == self.endpoint.origin()) {
-            *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
-        }
         let bytes = line::body(answer, LARGEST_ANSWER).await.map_err(|why| Refusal::lost(&what, &why))?;
         let body = serde_json::from_slice(&bytes);
         match body {

@@ -3,7 +3,6 @@
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -41,7 +40,7 @@ pub struct Client {
     pub project: String,
     credentials: Credentials,
     /// The last time on the service's clock.
-    date: Mutex<Option<Timestamp>>,
+    clock: line::Clock,
     /// [`BACKOFF`], but in tests.
     pub pauses: [Duration; 2],
 }
@@ -80,7 +79,16 @@ impl<'a> Call<'a> {
 impl Client {
     pub fn new(endpoint: String, billing: String, project: String, credentials: Credentials) -> Result<Self> {
         let (compute_line, billing_line) = (line::open(&endpoint, ANSWER, NAMES)?, line::open(&billing, ANSWER, NAMES)?);
-        Ok(Self { compute_line, billing_line, endpoint, billing, project, credentials, date: Mutex::default(), pauses: BACKOFF })
+        Ok(Self {
+            compute_line,
+            billing_line,
+            endpoint,
+            billing,
+            project,
+            credentials,
+            clock: line::Clock::default(),
+            pauses: BACKOFF,
+        })
     }
 
     pub fn endpoint(&self) -> &str {
@@ -98,9 +106,9 @@ impl Client {
         self.credentials.token().await.map(drop)
     }
 
-    /// The time by the service's own clock when it answered last.
+    /// The time by the service's own clock, once it has answered.
     pub fn cloud_time(&self) -> Option<Timestamp> {
-        *self.date.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clock.now()
     }
 
     /// Asks until there is an answer that another try would not change.
@@ -155,9 +163,7 @@ impl Client {
         let what = format!("{} {}", call.method, call.path);
         let lost = |error: reqwest::Error| Refusal::lost(&what, &error.without_url());
         let answer = request.send().await.map_err(lost)?;
-        if let Some(date) = line::date(answer.headers()) {
-            *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
-        }
+        self.clock.hear(answer.headers());
         let status = answer.status();
         crate::transit::request(|| format!("{what}: {}", status.as_u16()));
         let pause = transit::pause(answer.headers());
