@@ -1,6 +1,7 @@
 //! How secrets travel: over https, or over http where they never leave this machine; and only to the address that was meant.
 
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     pin::pin,
     sync::{
@@ -18,6 +19,7 @@ use reqwest::{
     header::{HeaderMap, RETRY_AFTER},
     redirect::Policy,
 };
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::job::report::Report;
@@ -158,9 +160,44 @@ pub fn request(text: impl FnOnce() -> String) {
     }
 }
 
+/// The fields of an answer and their kinds, without their values, which may be secret: `/id string, /tags/job string`. Pointers of
+/// RFC 6901 name them, and `*` all elements of a list.
+pub fn fields(answer: &Value) -> String {
+    let mut found = BTreeSet::new();
+    gather(answer, "", &mut found);
+    found.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+fn gather(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+    let kind = match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            let below = |name: &str| format!("{at}/{}", name.replace('~', "~0").replace('/', "~1"));
+            return fields.iter().for_each(|(name, inner)| gather(inner, &below(name), found));
+        }
+        Value::Array(elements) if !elements.is_empty() => {
+            return elements.iter().for_each(|element| gather(element, &format!("{at}/*"), found));
+        }
+        Value::Object(_) => "object",
+        Value::Array(_) => "list",
+        Value::String(_) => "string",
+        Value::Number(_) => "number",
+        Value::Bool(_) => "boolean",
+        Value::Null => "null",
+    };
+    found.insert(format!("{at} {kind}").trim_start().to_owned());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_told_by_its_fields_alone() {
+        let answer =
+            serde_json::json!({ "a/b": "secret", "value": [{ "id": 1 }, { "id": 2, "tags": {} }], "next": null, "no": [] });
+        assert_eq!(fields(&answer), "/a~1b string, /next null, /no list, /value/*/id number, /value/*/tags object");
+        assert_eq!(fields(&Value::Null), "null");
+    }
 
     #[test]
     fn a_pause_that_no_clock_can_count_is_a_day() {

@@ -297,12 +297,14 @@ impl Client {
         if call.url.origin() == self.endpoint.origin() {
             self.clock.hear(&headers);
         }
+        let read = line::body(answer, LARGEST_ANSWER).await;
+        let body = serde_json::from_slice(read.as_deref().unwrap_or_default());
         transit::request(|| {
             let sent = call.body.as_ref().map(|sent| format!(" {}", body::shown(sent))).unwrap_or_default();
-            format!("{what}: {}{sent}", status.as_u16())
+            let told = body.as_ref().map(|body| format!(" -> {}", transit::fields(body))).unwrap_or_default();
+            format!("{what}: {}{sent}{told}", status.as_u16())
         });
-        let bytes = line::body(answer, LARGEST_ANSWER).await.map_err(|why| Refusal::lost(&what, &why))?;
-        let body = serde_json::from_slice(&bytes);
+        let bytes = read.map_err(|why| Refusal::lost(&what, &why))?;
         match body {
             _ if !status.is_success() => {
                 Err(Refusal::answered(&what, status.as_u16(), &body.unwrap_or_default(), transit::pause(&headers)))

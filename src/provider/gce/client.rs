@@ -165,15 +165,19 @@ impl Client {
         let answer = request.send().await.map_err(lost)?;
         self.clock.hear(answer.headers());
         let status = answer.status();
-        crate::transit::request(|| format!("{what}: {}", status.as_u16()));
         let pause = transit::pause(answer.headers());
-        let bytes = line::body(answer, LARGEST_ANSWER).await.map_err(|why| Refusal::lost(&what, &why))?;
+        let read = line::body(answer, LARGEST_ANSWER).await;
+        let body = serde_json::from_slice(read.as_deref().unwrap_or_default());
+        transit::request(|| {
+            let told = body.as_ref().map(|body| format!(" -> {}", transit::fields(body))).unwrap_or_default();
+            format!("{what}: {}{told}", status.as_u16())
+        });
+        read.map_err(|why| Refusal::lost(&what, &why))?;
         if status.is_success() {
             let strange = |error| Refusal::strange(&format!("{} {place} ({})", call.method, status.as_u16()), &error);
-            return serde_json::from_slice(&bytes).map_err(strange);
+            return body.map_err(strange);
         }
-        let body = serde_json::from_slice(&bytes).unwrap_or_default();
-        Err(Refusal::answered(&what, status.as_u16(), &body, pause))
+        Err(Refusal::answered(&what, status.as_u16(), &body.unwrap_or_default(), pause))
     }
 
     /// Makes a change, and returns when it is done or refused.
