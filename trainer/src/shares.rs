@@ -28,8 +28,7 @@ impl Shares {
             OptimizerKind::Muon => tensor.role.is_matrix(),
             OptimizerKind::Adafactor => true,
         };
-        let together =
-            |left: &TensorSpec, right: &TensorSpec| optimizer != OptimizerKind::Adamw || layer(&left.name) == layer(&right.name);
+        let together = |left: &TensorSpec, right: &TensorSpec| optimizer != OptimizerKind::Adamw || left.block == right.block;
         let mut borders = Vec::new();
         for group in tensors.chunk_by(together) {
             let (all, mut before) = (group.iter().map(numbers).sum::<usize>(), 0);
@@ -79,11 +78,6 @@ impl Shares {
 
 fn numbers(tensor: &TensorSpec) -> usize {
     tensor.numbers() as usize
-}
-
-/// The number of the model's block that a tensor is in.
-fn layer(name: &str) -> Option<usize> {
-    name.split('.').find_map(|part| part.parse().ok())
 }
 
 #[cfg(test)]

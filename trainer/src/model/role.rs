@@ -30,6 +30,8 @@ pub enum Part {
 pub struct TensorSpec {
     pub name: String,
     pub role: Role,
+    /// The block of the model that it is in, counted from 0.
+    pub block: Option<usize>,
     pub dimensions: Vec<usize>,
 }
 

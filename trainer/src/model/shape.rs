@@ -176,14 +176,17 @@ impl Shape {
     /// Every stored tensor in the order of the forward pass. Linear weights are stored as GPT-2's Conv1D does, `[in, out]`; the
     /// output head is the token embedding and is not stored again.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let spec = |name: &str, role, dimensions| TensorSpec { name: format!("transformer.{name}"), role, dimensions };
+        let spec = |name: &str, role, dimensions| TensorSpec { name: format!("transformer.{name}"), role, block: None, dimensions };
         let mut tensors = vec![spec("wte.weight", Role::TokenEmbedding, vec![self.vocabulary, self.width])];
         if self.learns_positions() {
             tensors.push(spec("wpe.weight", Role::PositionEmbedding, vec![self.context, self.width]));
         }
-        for layer in 0..self.layers {
-            let block = self.block_tensors().into_iter().flatten();
-            tensors.extend(block.map(|(name, role, dimensions)| spec(&format!("h.{layer}.{name}"), role, dimensions)));
+        for block in 0..self.layers {
+            let inside = self.block_tensors().into_iter().flatten();
+            tensors.extend(inside.map(|(name, role, dimensions)| TensorSpec {
+                block: Some(block),
+                ..spec(&format!("h.{block}.{name}"), role, dimensions)
+            }));
         }
         tensors.push(spec("ln_f.weight", Role::FinalNorm(Part::Weight), vec![self.width]));
         tensors.push(spec("ln_f.bias", Role::FinalNorm(Part::Bias), vec![self.width]));

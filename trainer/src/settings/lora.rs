@@ -102,6 +102,7 @@ impl Lora {
             [("lora_A", vec![self.rank, inputs]), ("lora_B", vec![outputs, self.rank])].map(|(name, dimensions)| TensorSpec {
                 name: format!("{module}.{name}.weight"),
                 role: Role::Adapter,
+                block: Some(layer),
                 dimensions,
             })
         };

@@ -265,14 +265,12 @@ mod tests {
     }
 
     fn sums(size: usize, leaves: usize, count: usize, order: settings::Reduction) -> Vec<Vec<f32>> {
-        let spec = TensorSpec { name: "weight".to_owned(), role: Role::TokenEmbedding, dimensions: vec![count] };
-        let shares = Shares::new(size, &[spec], OptimizerKind::Adamw);
+        let spec = TensorSpec { name: "weight".to_owned(), role: Role::TokenEmbedding, block: None, dimensions: vec![count] };
+        let shares = Shares::new(size, std::slice::from_ref(&spec), OptimizerKind::Adamw);
         together(size, |world| {
             let of = |leaf: usize| {
                 let numbers: Vec<f32> = (0..count).map(|place| number(leaf, place)).collect();
-                let entry =
-                    Parameter { name: "weight".to_owned(), role: Role::TokenEmbedding, tensor: Tensor::from_slice(&numbers) };
-                Parameters::from_entries(vec![entry])
+                Parameters::from_entries(vec![Parameter::new(spec.clone(), Tensor::from_slice(&numbers))])
             };
             let (own, mut before) = (world.share(leaves), Gradients::default());
             (own.start..own.end - 1).for_each(|leaf| before.add(leaf, &of(leaf)));

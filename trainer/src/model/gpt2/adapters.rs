@@ -49,7 +49,10 @@ impl Adapters {
     /// Adapters to be filled.
     pub fn zeros(lora: &Lora, shape: &Shape) -> Self {
         let zeros = |size: &[usize]| Tensor::zeros([size[0] as i64, size[1] as i64], (Kind::Float, Device::Cpu));
-        let entry = |TensorSpec { name, role, dimensions }: TensorSpec| Parameter { name, role, tensor: zeros(&dimensions) };
+        let entry = |spec: TensorSpec| {
+            let tensor = zeros(&spec.dimensions);
+            Parameter::new(spec, tensor)
+        };
         let entries = lora.tensors(shape).into_iter().map(entry).collect();
         Self { lora: lora.clone(), parameters: Parameters::from_entries(entries) }
     }

@@ -24,7 +24,7 @@ impl Parameters {
         let mut entries = Vec::new();
         for spec in model.shape.tensors() {
             let tensor = place.hold(tensor(&model, &spec)?)?;
-            entries.push(Parameter { name: spec.name, role: spec.role, tensor });
+            entries.push(Parameter::new(spec, tensor));
         }
         refuse_untied(&model, &entries[0].tensor)?;
         Ok((model.shape, Self::from_entries(entries)))

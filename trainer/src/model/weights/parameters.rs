@@ -30,10 +30,22 @@ const FINAL_NORM: usize = 2;
 pub struct Parameter {
     pub name: String,
     pub role: Role,
+    /// The block of the model that it is in, counted from 0.
+    pub block: Option<usize>,
     pub tensor: Tensor,
 }
 
 impl Parameter {
+    pub fn new(spec: TensorSpec, tensor: Tensor) -> Self {
+        let TensorSpec { name, role, block, .. } = spec;
+        Self { name, role, block, tensor }
+    }
+
+    /// The same with another tensor.
+    fn with(&self, tensor: Tensor) -> Self {
+        Self { name: self.name.clone(), role: self.role, block: self.block, tensor }
+    }
+
     /// Whether the one for products is on a device and shares nothing with this, where so much is `away` from the device.
     fn is_copied(&self, away: Offload) -> bool {
         match away {
@@ -167,9 +179,9 @@ impl Parameters {
 
     /// Zeros in `place`, for the weights of a model of this shape.
     pub fn blank_in(place: &Place, shape: &Shape) -> Result<Self, Failure> {
-        let entry = |TensorSpec { name, role, dimensions }: TensorSpec| {
-            let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
-            Ok(Parameter { name, role, tensor: place.zeros(&dimensions, Kind::Float, Device::Cpu)? })
+        let entry = |spec: TensorSpec| {
+            let dimensions: Vec<i64> = spec.dimensions.iter().map(|size| *size as i64).collect();
+            Ok(Parameter::new(spec, place.zeros(&dimensions, Kind::Float, Device::Cpu)?))
         };
         Ok(Self { entries: shape.tensors().into_iter().map(entry).collect::<Result<_, Failure>>()? })
     }
@@ -196,7 +208,7 @@ impl Parameters {
         for (index, entry) in self.entries.iter().enumerate() {
             let earlier = index.checked_sub(2 * BLOCK_TENSORS).filter(|_| entry.role.is_in_block() && index >= third);
             let tensor = earlier.map_or_else(|| entry.tensor.zeros_like(), |earlier| zeros[earlier].tensor.shallow_clone());
-            zeros.push(Parameter { name: entry.name.clone(), role: entry.role, tensor });
+            zeros.push(entry.with(tensor));
         }
         Self { entries: zeros }
     }
@@ -242,12 +254,12 @@ impl Parameters {
     }
 
     fn try_map(&self, change: impl Fn(&Parameter) -> Result<Tensor, Failure>) -> Result<Self, Failure> {
-        let entry = |entry: &Parameter| Ok(Parameter { name: entry.name.clone(), role: entry.role, tensor: change(entry)? });
+        let entry = |entry: &Parameter| Ok(entry.with(change(entry)?));
         Ok(Self { entries: self.entries.iter().map(entry).collect::<Result<_, Failure>>()? })
     }
 
     fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
-        let entry = |entry: &Parameter| Parameter { name: entry.name.clone(), role: entry.role, tensor: change(&entry.tensor) };
+        let entry = |entry: &Parameter| entry.with(change(&entry.tensor));
         Self { entries: self.entries.iter().map(entry).collect() }
     }
 
@@ -326,13 +338,14 @@ impl Parameters {
         self.entries[index].tensor.shallow_clone()
     }
 
-    /// Their names, roles and dimensions.
     pub fn specs(&self) -> Vec<TensorSpec> {
-        let dimensions = |entry: &Parameter| entry.tensor.size().into_iter().map(|size| size as usize).collect();
-        self.entries
-            .iter()
-            .map(|entry| TensorSpec { name: entry.name.clone(), role: entry.role, dimensions: dimensions(entry) })
-            .collect()
+        let spec = |entry: &Parameter| TensorSpec {
+            name: entry.name.clone(),
+            role: entry.role,
+            block: entry.block,
+            dimensions: entry.tensor.size().into_iter().map(|size| size as usize).collect(),
+        };
+        self.entries.iter().map(spec).collect()
     }
 
     /// All of them, sharing memory with these.
