@@ -60,7 +60,7 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
         return cancelled("cancelled; it did not stop by itself in time");
     }
     if seen.past_deadline {
-        return Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() };
+        return too_late(matches!(seen.sighting, Sighting::Queued { .. }));
     }
     match seen.sighting {
         // No agent is there that could end by itself.
@@ -100,9 +100,7 @@ fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool, sighting: &Sigh
         ExitReason::Succeeded => Decision::Collect,
         ExitReason::Cancelled => cancelled("cancelled"),
         _ if cancel => cancelled("cancelled"),
-        ExitReason::Deadline => {
-            Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() }
-        }
+        ExitReason::Deadline => too_late(false),
         ExitReason::Preempted | ExitReason::LostLease => match sighting {
             // The agent cannot tell this from a preemption.
             Sighting::Cancelled { why } => cancelled(why),
@@ -117,6 +115,12 @@ fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool, sighting: &Sigh
 
 fn cancelled(reason: &str) -> Decision {
     Decision::End { outcome: Outcome::Cancelled, exit: Exit::JobCancelled, reason: reason.to_owned() }
+}
+
+/// A group's time passes while it waits for a machine.
+fn too_late(waits: bool) -> Decision {
+    let reason = if waits { "its time to live is over, and it was waiting for a machine" } else { "its time to live is over" };
+    Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: reason.to_owned() }
 }
 
 /// `exit` is the agent's record of its end, if it left one.
@@ -213,6 +217,7 @@ mod tests {
         let cancelled = || end(Outcome::Cancelled, Exit::JobCancelled, "cancelled");
         let late = || end(Outcome::Cancelled, Exit::JobCancelled, "cancelled; it did not stop by itself in time");
         let over = || end(Outcome::Failed, Exit::Deadline, "its time to live is over");
+        let waited = end(Outcome::Failed, Exit::Deadline, "its time to live is over, and it was waiting for a machine");
         let table = [
             // The agent said nothing yet: what the provider sees, then the user's wish, asked or overdue.
             (seen(ALIVE, None, None), Decision::Wait),
@@ -250,7 +255,7 @@ mod tests {
             // Time is over: of the machine, and of the wait for one.
             (Observation { past_deadline: true, ..seen(ALIVE, None, None) }, over()),
             (Observation { past_deadline: true, ..seen(NO_AGENT, None, None) }, over()),
-            (Observation { past_deadline: true, ..seen(queued(), None, None) }, over()),
+            (Observation { past_deadline: true, ..seen(queued(), None, None) }, waited),
             (Observation { past_deadline: true, ..seen(unfit(), None, None) }, over()),
             (Observation { past_deadline: true, ..seen(Sighting::Gone, None, LATE) }, late()),
             (Observation { past_deadline: true, ..seen(dead(), Some(exit(Succeeded)), None) }, Decision::Collect),
