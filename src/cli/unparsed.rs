@@ -25,6 +25,7 @@ pub fn answer(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> 
         ErrorKind::InvalidSubcommand => unknown_verb(answer, &text),
         ErrorKind::UnknownArgument => unknown_flag(answer, &text),
         ErrorKind::InvalidValue => unknown_value(answer, &text),
+        ErrorKind::ArgumentConflict => conflict(answer, &text),
         _ => usage_failure(&text),
     })
 }
@@ -86,6 +87,27 @@ fn unknown_value(answer: &clap::Error, text: &str) -> Failure {
     let known: Vec<&str> = known.iter().map(String::as_str).collect();
     let fix = nearest(typed, &known).map(|near| format!("did you mean `{near}`?"));
     Failure { fix: fix.or_else(|| usage(text)), ..failure }
+}
+
+/// clap's usage would have both of them.
+fn conflict(answer: &clap::Error, text: &str) -> Failure {
+    let typed = told(answer, ContextKind::InvalidArg).unwrap_or_default();
+    let others: &[String] = match answer.get(ContextKind::PriorArg) {
+        Some(ContextValue::String(one)) => std::slice::from_ref(one),
+        Some(ContextValue::Strings(several)) => several,
+        _ => return usage_failure(text),
+    };
+    let without = |arguments: &[String]| arguments.iter().map(|argument| bare(argument)).collect::<Vec<_>>().join(" and ");
+    usage_failure(text).fix(match others {
+        [other] if other == typed => format!("write {} once", bare(typed)),
+        others => format!("leave out {}, or {}", bare(typed), without(others)),
+    })
+}
+
+/// An argument without its values: `--rank` of `--rank <N|all>`, `JOB` of `[JOB]...`.
+fn bare(argument: &str) -> String {
+    let name = argument.split(' ').next().unwrap_or_default();
+    if name.starts_with('-') { format!("`{name}`") } else { name.trim_matches(|char| "[]<>.".contains(char)).to_owned() }
 }
 
 fn told(answer: &clap::Error, kind: ContextKind) -> Option<&str> {
