@@ -17,6 +17,7 @@ use crate::job::{
     id::{JobId, path},
 };
 
+mod address;
 pub mod artifacts;
 pub mod azure;
 #[cfg(test)]
@@ -246,13 +247,10 @@ fn directory_of(url: &str) -> Result<PathBuf> {
         }
         return Ok(percent_decode(path).into());
     }
-    if let Some(place) = azure::of_data_lake(url) {
-        return Err(StoreError::Invalid(format!("the store `{url}` is named in Spark's way; write it as {place}")));
+    match address::mistaken(url) {
+        Some(why) => Err(StoreError::Invalid(why)),
+        None => Ok(url.into()),
     }
-    if url.is_empty() || url.contains("://") {
-        return Err(StoreError::Invalid(format!("unknown kind of store `{url}`; give a directory, or a file:/// or azure:// URL")));
-    }
-    Ok(url.into())
 }
 
 /// The directory of a store that is one.
