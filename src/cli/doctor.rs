@@ -1,11 +1,14 @@
 //! `ftctl doctor`: everything that would keep a job from running.
 
-use std::path::PathBuf;
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, JobFile, Place};
+use super::{App, JobFile, Place, listeners};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -36,6 +39,7 @@ impl Arguments {
         let plan = file.as_ref().and_then(|file| file.plan(app).ok());
         findings.extend(backend(app, plan.as_ref())?);
         findings.extend(sign_in(app, plan.as_ref()));
+        findings.extend(notify(app));
         findings.extend(file.map(|file| job(app, &file)).transpose()?.unwrap_or_default());
         let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
         let verdict =
@@ -62,9 +66,39 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
 
 /// The state of the sign-in; only for a store that asks for one.
 fn sign_in(app: &App<'_>, plan: Option<&Plan>) -> Option<Finding> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     let store = plan.map_or_else(|| app.settings.store().ok(), |plan| Some(plan.store.as_str()))?;
     azure::is_container(store).then(|| azure::sign_in(&variable))
+}
+
+/// Who is told of jobs, if anybody is to be.
+fn notify(app: &App<'_>) -> Option<Finding> {
+    let notify = &app.settings.notify.value;
+    let told = match (&notify.webhook, notify.command.first()) {
+        (None, None) => return None,
+        (Some(_), None) => "a webhook".to_owned(),
+        (None, Some(program)) => program.clone(),
+        (Some(_), Some(program)) => format!("a webhook and {program}"),
+    };
+    if let Err(failure) = listeners::of(notify) {
+        return Some(doctor::refused("notify", failure));
+    }
+    let missing = notify.command.first().filter(|program| !can_be_found(program));
+    Some(missing.map_or_else(
+        || Finding::good("notify", told),
+        |program| {
+            Finding::bad(
+                "notify",
+                format!("there is no program {program}"),
+                "correct the command of [notify] in the user's config.toml",
+            )
+        },
+    ))
+}
+
+fn can_be_found(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    Path::new(program).is_file() || env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
 fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {

@@ -1,6 +1,10 @@
 //! From settings to everything that a job's life touches.
 
-use std::{env, path::PathBuf, sync::Arc};
+use std::{
+    env,
+    path::PathBuf,
+    sync::{Arc, Once},
+};
 
 use super::{App, Place, listeners};
 use crate::{
@@ -64,8 +68,10 @@ impl App<'_> {
         self.world(backend).map_or_else(|_| Arc::new(SystemClock) as _, |world| world.clock)
     }
 
-    /// The world that a plan asks for.
+    /// The world that a plan of a new job asks for. Somebody who is to be told of it and cannot be is refused here: for a job that
+    /// exists it is a warning, since it must be possible to end one.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
+        listeners::of(&self.settings.notify.value)?;
         let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
         self.connect(plan.backend(), Some(plan), store, false)
     }
@@ -123,7 +129,12 @@ impl App<'_> {
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let (cache, hub) = (environment.cache, self.hub()?);
         let supervisor = Holder::this_process(0);
-        let listeners = listeners::of(&self.settings.notify.value)?;
+        let listeners = listeners::of(&self.settings.notify.value).unwrap_or_else(|failure| {
+            // A command may open several worlds.
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| self.output.report().warn(&format!("nobody is told of what happens: {}", failure.message)));
+            Vec::new()
+        });
         Ok(World { store, provider, clock, report: self.output.report(), cache, hub, everybody, supervisor, adoption, listeners })
     }
 }

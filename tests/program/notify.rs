@@ -111,6 +111,12 @@ fn only_the_user_says_who_is_told_and_never_in_the_clear() {
     let sandbox = sandbox("clear");
     let said = told_to(&sandbox, "http://example.org/hook", &["submit", "job.toml"]);
     assert!(said.code == Some(2) && said.stderr.contains("begins with https://"), "{}", said.stderr);
+    // A job that exists can be ended all the same.
+    sandbox.run(&["submit", "job.toml"]);
+    let ended = told_to(&sandbox, "http://example.org/hook", &["down", "clear", "-y"]);
+    assert!(ended.code == Some(0) && ended.stderr.contains("warning: nobody is told of what happens"), "{}", ended.stderr);
+    let doctor = told_to(&sandbox, "http://example.org/hook", &["doctor"]).stdout;
+    assert!(doctor.contains("BAD") && doctor.contains("notify"), "{doctor}");
     sandbox.write("ftctl.toml", "backend = \"fake\"\n[notify]\ncommand = [\"touch\", \"mine\"]\n");
     let said = sandbox.run(&["submit", "job.toml", "--wait"]);
     assert!(said.code == Some(2) && said.stderr.contains("notify"), "{}", said.stderr);
