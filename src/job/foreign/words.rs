@@ -86,13 +86,19 @@ pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], abbrevi
         };
         let value = attached.map(str::to_owned).or_else(|| next.cloned());
         let is_switch = flag.meaning.is_switch();
-        let truth = value.as_deref().is_some_and(|value| ["true", "false"].contains(&value.to_ascii_lowercase().as_str()));
-        if attached.is_none() && value.is_some() && (!is_switch || truth) {
+        let truth = value.as_deref().and_then(truth);
+        // A switch of fairseq has no value: what follows it stands for itself.
+        let is_of_it = !is_switch || truth.is_some() || positional.is_none();
+        if attached.is_none() && value.is_some() && is_of_it {
             rest.next();
         }
         let name = format!("--{name}");
         let applied = match value {
-            Some(value) if is_switch && truth && value.eq_ignore_ascii_case("false") => flag.meaning.turned_off(),
+            Some(value) if is_switch && is_of_it => match truth {
+                Some(true) => job.apply(&name, &flag.meaning, ""),
+                Some(false) => flag.meaning.turned_off(),
+                None => Err(format!("`{value}` is neither true nor false")),
+            },
             _ if is_switch => job.apply(&name, &flag.meaning, ""),
             Some(value) => job.apply(&name, &flag.meaning, &value),
             None => Err("it needs a value".to_owned()),
@@ -120,6 +126,15 @@ pub(super) fn value_of(words: &[String], name: &str) -> Option<String> {
         None if flag_name(word)? == name => words.get(place + 1).cloned(),
         _ => None,
     })
+}
+
+/// Truth as `string_to_bool` of transformers' `hf_argparser.py` reads it.
+fn truth(word: &str) -> Option<bool> {
+    match word.to_ascii_lowercase().as_str() {
+        "yes" | "true" | "t" | "y" | "1" => Some(true),
+        "no" | "false" | "f" | "n" | "0" => Some(false),
+        _ => None,
+    }
 }
 
 /// The word without its dashes; a negative number is no flag.

@@ -339,6 +339,15 @@ fn a_switch_that_is_on_may_be_turned_off() {
     }
     assert_eq!(train("--keep_linebreaks --no_use_fast_tokenizer --full_determinism false"), train(""));
     assert!(train("--full_determinism").deterministic);
+    for (value, is_on) in [("yes", true), ("1", true), ("T", true), ("no", false), ("0", false), ("f", false)] {
+        for flag in [format!("--full_determinism={value}"), format!("--full_determinism {value}")] {
+            assert_eq!(train(&flag).deterministic, is_on, "{flag}");
+        }
+    }
+    for flag in ["--full_determinism=maybe", "--full_determinism maybe"] {
+        let found = problems(&format!("{SMALL} {flag}"));
+        assert!(found.contains("--full_determinism: `maybe` is neither true nor false"), "{flag} gave {found}");
+    }
 }
 
 #[test]
