@@ -24,11 +24,15 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let mut ended = Ended(Vec::new());
-        let mut verdict = Ok(());
+        let mut meant = Vec::new();
         for job in &self.jobs {
             let (mut world, record) = app.block_on(app.job(job))?;
             self.adopt.ask(app, &mut world, &record)?;
+            meant.push((world, record));
+        }
+        let mut ended = Ended(Vec::new());
+        let mut verdict = Ok(());
+        for (world, record) in meant {
             if record.state != State::Finished {
                 app.output.report().line(&format!("Waiting for the end of {}", record.id));
             }

@@ -89,6 +89,11 @@ fn the_end_of_a_job_is_one_json_value_and_one_exit_code() {
     }
     assert_eq!(sandbox.run(&["wait", succeeded]).code, Some(0));
     assert_eq!(sandbox.run(&["wait", "nobody"]).code, Some(3));
+    let running = sandbox.run(&["submit", "job.toml", "--idempotency-key", "three"]).stdout;
+    let running = running.trim();
+    assert_eq!(sandbox.run(&["wait", running, "nobody"]).code, Some(3));
+    let said = sandbox.run(&["status", running, "-o", "json"]);
+    assert_eq!(value(&said)["state"], "running", "a name that is wrong is told before the first end is waited for");
 }
 
 #[test]
