@@ -254,9 +254,12 @@ pub(super) const KEYS: &[Flag] = &[
             "scheduler.params.decay_step_size",
             "scheduler.params.decay_lr_rate",
             "scheduler.params.decay_mom_rate",
-            "scheduler.params.last_batch_iteration",
         ],
         meaning: Refused(OTHER_SCHEDULE),
+    },
+    Flag {
+        names: &["scheduler.params.last_batch_iteration"],
+        meaning: Must(-1.0, "a schedule begins with its run, and goes on from a checkpoint by itself; give -1"),
     },
     Flag { names: &["gradient_accumulation_steps"], meaning: Whole(ACCUMULATION) },
     Flag { names: &["train_micro_batch_size_per_gpu"], meaning: Whole(MICRO_BATCH) },

@@ -288,8 +288,10 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
 #[test]
 fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     let decay = |more: &str| format!(r#"{{"scheduler": {{"type": "WarmupDecayLR", "params": {{"warmup_num_steps": 9{more}}}}}}}"#);
-    let (found, notes) =
-        with_config("--max_steps 100", &decay(r#", "warmup_type": "linear", "total_num_steps": 100, "warmup_max_lr": 1e-3"#));
+    let (found, notes) = with_config(
+        "--max_steps 100",
+        &decay(r#", "warmup_type": "linear", "total_num_steps": 100, "warmup_max_lr": 1e-3, "last_batch_iteration": -1"#),
+    );
     assert_eq!((found.schedule, found.warmup_steps), (Schedule::Linear, 9.into()));
     let ends = r#", "warmup_type": "linear", "warmup_min_lr": 1e-5"#;
     let (above, _) = with_config("--max_steps 100", &decay(ends).replace('9', "1"));
@@ -297,6 +299,8 @@ fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     assert_eq!(above.warmup_steps, 2.into(), "DeepSpeed's least");
     tells(&notes, "ds_config scheduler: DeepSpeed's rates come one step later");
     assert!(refused_config("", &decay("")).contains("warmup_type: its warm-up rises with the logarithm"));
+    let later = refused_config("", &decay(r#", "warmup_type": "linear", "last_batch_iteration": 5"#));
+    assert!(later.contains("last_batch_iteration: a schedule begins with its run"), "{later}");
     let other = refused_config("--max_steps 50", &decay(r#", "warmup_type": "linear", "total_num_steps": 100"#));
     assert!(other.contains("total_num_steps: 100 is not the run's 50"), "{other}");
 
