@@ -178,6 +178,7 @@ fn finish(job: &mut Job) {
     files(job);
     model(job);
     sequences(job);
+    defaults(job);
     schedule(job);
     intervals(job);
     if job.values.contains_key("train.precision") {
@@ -187,6 +188,17 @@ fn finish(job: &mut Job) {
         job.remove_table("train.loss_scaling.");
     }
     job.note_checkpoints("--keep-interval-updates");
+}
+
+/// Those of fairseq's `optim/adam.py` and `dataclass/configs.py` that a person would not expect.
+fn defaults(job: &mut Job) {
+    if !job.values.contains_key("train.learning_rate") {
+        job.set("train.learning_rate", 0.25);
+        job.note("--lr", "without it fairseq trains at 0.25, which is far too much for most models");
+    }
+    if !job.values.contains_key(STEPS) && !job.values.contains_key("train.epochs") {
+        job.note("--max-update", "without it and --max-epoch fairseq trains until it is stopped; here a run has one epoch");
+    }
 }
 
 fn files(job: &mut Job) {

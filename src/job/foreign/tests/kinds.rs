@@ -355,6 +355,16 @@ fn a_switch_that_is_on_may_be_turned_off() {
 }
 
 #[test]
+fn fairseq_without_a_rate_or_an_end_has_its_own() {
+    let command = "fairseq-train data --task language_modeling --arch transformer_lm_gpt --share-decoder-input-output-embed";
+    assert!((job(command).train.learning_rate - 0.25).abs() < 1e-12);
+    tells(&notes(command), "--lr: without it fairseq trains at 0.25");
+    tells(&notes(command), "here a run has one epoch");
+    let whole = notes(&format!("{command} --lr 1e-3 --max-update 5"));
+    assert!(!whole.iter().any(|note| note.contains("without it")), "{whole:?}");
+}
+
+#[test]
 fn fairseq_counts_epochs_tokens_and_widths() {
     let base = "fairseq-train data --task language_modeling --share-decoder-input-output-embed";
     let found = |flags: &str| job(&format!("{base} {flags}"));
