@@ -221,6 +221,29 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
     }
 }
 
+/// A program that starts a process on each GPU divides a fixed batch among them. The parts of the batch, where both are known, say
+/// how many GPUs were meant. Otherwise one process has all of it: the step is that of any number.
+pub(super) fn settle_gpus(job: &mut Job, batch: f64, parts: [Option<f64>; 2]) {
+    if !job.processes.are_of_gpus {
+        return;
+    }
+    let number = match parts {
+        [Some(micro_batch), Some(accumulation)] => {
+            batch / (micro_batch * accumulation * f64::from(job.processes.nodes.unwrap_or(1)))
+        }
+        _ => 1.0,
+    };
+    // Parts that do not make the batch are refused with it.
+    if number.fract() != 0.0 || !(1.0..=f64::from(MOST)).contains(&number) {
+        return;
+    }
+    job.processes.are_of_gpus = false;
+    job.processes.per_node = Some(number as u32);
+    job.set(PER_NODE, number as i64);
+    let why = format!("{PER_NODE} is {number}, so that a step has {batch} sequences; --num_gpus would say how many GPUs there are");
+    job.note("ds_config train_batch_size", &why);
+}
+
 /// One process has all shards. How many there are that have a GPU each, the plan knows.
 pub(super) fn settle_shards(job: &mut Job) {
     if job.processes.are_of_gpus && job.values.contains_key(ZERO) {

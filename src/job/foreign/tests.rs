@@ -569,6 +569,18 @@ fn shards_are_for_several_processes() {
     let on_all_gpus = zero(&format!("deepspeed {SMALL} --deepspeed ds.json"), r#"{"zero_optimization": {"stage": 2}}"#);
     assert_eq!(on_all_gpus.0, 2);
     tells(&on_all_gpus.1, "train.zero: the shards are those of as many processes as the plan's machine has GPUs");
+    for (flags, config, parts) in [
+        ("", r#"{"train_batch_size": 16}"#, (1, 16, 1)),
+        ("--per_device_train_batch_size 2", r#"{"train_batch_size": 16, "gradient_accumulation_steps": 1}"#, (8, 2, 1)),
+        ("--per_device_train_batch_size 2 --gradient_accumulation_steps 4", r#"{"train_batch_size": 16}"#, (2, 2, 4)),
+    ] {
+        let command = format!("deepspeed {SMALL} {flags} --deepspeed ds.json");
+        let translated = translate(&command, &|_| Ok(config.to_owned())).expect("a job");
+        let job = JobSpec::parse(&translated.text, "job.toml").expect("a job");
+        let found = (job.compute.processes_per_node, job.train.micro_batch.sequences(), job.train.gradient_accumulation);
+        assert_eq!(found, (Some(parts.0), parts.1, parts.2), "{config}");
+        assert!(translated.notes.iter().any(|note| note.contains("so that a step has 16 sequences")), "{:?}", translated.notes);
+    }
     assert_eq!(job(&format!("deepspeed {SMALL}")).compute.processes_per_node, None);
     assert_eq!(zero(&format!("{SMALL} --deepspeed ds.json"), r#"{"zero_optimization": {"stage": 2}}"#).0, 0);
     assert_eq!(zero(&format!("{FAIRSEQ} --distributed-world-size 8 --zero-sharding os"), "").0, 1);

@@ -10,6 +10,7 @@ use super::{
     ACCUMULATION, Flag, Job, MICRO_BATCH,
     Meaning::{self, *},
     Setting::{self, Word as W},
+    launchers,
 };
 use crate::job::wording;
 
@@ -177,8 +178,9 @@ fn decay(job: &mut Job, config: &Value, total: Option<f64>) {
 /// DeepSpeed makes what is missing of the batch of the others, and refuses a batch that its parts do not multiply to.
 fn batch(job: &mut Job, config: &Value) {
     let Some(batch) = config.get("train_batch_size").and_then(Value::as_f64) else { return };
-    let processes = job.processes.all();
     let parts = [MICRO_BATCH, ACCUMULATION].map(|key| job.number(key));
+    launchers::settle_gpus(job, batch, parts);
+    let processes = job.processes.all();
     let [micro_batch, accumulation] = parts.map(|part| part.unwrap_or(1.0));
     let rest = batch / (micro_batch * accumulation * f64::from(processes));
     // Without both, the sequences go through the model at once.
