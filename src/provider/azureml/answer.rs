@@ -20,7 +20,7 @@ pub fn read(mark: &Mark<'_>, bytes: &[u8]) {
     for one in each {
         let _ = (job::end(one, &answer, true), job::was_denied(&answer), job::began(one, &answer), job::stage(one).is_ok());
         let _ = (cluster::idle(one), cluster::allocated(one, &answer, Some(now)), cluster::prepares(one, each, &answer));
-        let _ = one["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds);
+        let _ = (job::limit(one), job::may_be_too_late(one, now));
         let told = [cluster::resource(one, price, mark), cluster::surplus(one, each, price, now, mark)];
         for resource in told.into_iter().flatten() {
             let _ = resource.price_per_hour.for_time(Duration::from_secs(3_600));

@@ -1,5 +1,7 @@
 //! The service's description of a job.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -13,6 +15,7 @@ use super::{
 };
 use crate::job::{
     azureml::START,
+    clock::after,
     id::{AttemptId, JobId},
 };
 
@@ -140,12 +143,25 @@ pub fn cluster(job: &Value) -> Option<&str> {
     job["properties"]["computeId"].as_str()
 }
 
+/// Whether the service may have ended it at the limit of its time. That counts from its submission at the earliest.
+pub fn may_be_too_late(job: &Value, now: Timestamp) -> bool {
+    limit(job).is_some_and(|limit| after(created(job), limit) <= now)
+}
+
+/// How long the service lets it run.
+pub fn limit(job: &Value) -> Option<Duration> {
+    job["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds)
+}
+
 /// The meaning of a job's end. `details` are the run history's words. `nodes_were_taken`: its cluster has lost nodes.
 pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
     let (code, message) = told(details).unwrap_or_default();
     let said = if reports_process(&message) { String::new() } else { format!("{code} {message}").to_ascii_lowercase() };
     let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
+    let is_late =
+        || limit(job).zip(started(details)).zip(ended(details)).is_some_and(|((limit, began), ended)| after(began, limit) <= ended);
     let why = match status(job) {
+        "Canceled" if message.is_empty() && is_late() => "it reached the limit of its time".to_owned(),
         "Canceled" if !has(&PREEMPTED) && !has(&TOO_LATE) => return cancelled(&message),
         "Failed" if has(&PREEMPTED) || (message.is_empty() && nodes_were_taken) => "preempted".to_owned(),
         "Failed" if has(&UNFIT) => return Sighting::Unfit { why: message },
@@ -234,6 +250,11 @@ mod tests {
             (ended("Failed", "", false), dead("the job has failed, and Azure ML does not say why")),
         ] {
             assert_eq!(sighting, expected);
+        }
+        let limited = json!({ "properties": { "status": "Canceled", "limits": { "timeout": "PT60S" } } });
+        for (over, expected) in [("12:00:59", cancelled("")), ("12:01:00", dead("it reached the limit of its time"))] {
+            let details = json!({ "startTimeUtc": "2026-11-20T12:00:00Z", "endTimeUtc": format!("2026-11-20T{over}Z") });
+            assert_eq!(end(&limited, &details, false), expected, "{over}");
         }
         for why in [
             "AzureMLCompute job failed. FailedPullingImage: Unable to pull docker image",

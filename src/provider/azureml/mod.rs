@@ -242,7 +242,7 @@ impl Azureml {
         let on = clusters.iter().find(|cluster| cluster["id"].as_str().is_some_and(|id| cluster::is_on(live, id)));
         let is_paid = begun.is_some() || on.is_some_and(|cluster| cluster::prepares(cluster, jobs, live));
         let allocated = on.and_then(|cluster| cluster::allocated(cluster, live, begun));
-        let limit = live["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds);
+        let limit = job::limit(live);
         Ok(Some(Resource {
             name: name.to_owned(),
             attempt,
@@ -423,6 +423,8 @@ impl Provider for Azureml {
             Stage::Waiting | Stage::Ending | Stage::Over => false,
         };
         Ok(match stage {
+            // The service ends it, and the agent, which sends its last checkpoint, is waited for.
+            Stage::Ending if job::may_be_too_late(&found, self.now_there()) => Sighting::Alive { agent: true },
             Stage::Ending => job::cancelled(""),
             Stage::Over => self.last_words(&found, &self.history(&name).await?).await?,
             _ if works => Sighting::Alive { agent: true },

@@ -816,6 +816,17 @@ async fn a_console_that_cannot_be_read_does_not_hide_an_end() {
 }
 
 #[tokio::test]
+async fn a_job_that_the_service_ends_at_its_limit_is_waited_for() {
+    let (service, one) = (Service::new().await, attempt("late"));
+    let mut job = service.job(&one, "CancelRequested").await;
+    for (limit, expected) in [("PT60S", Sighting::Alive { agent: true }), ("PT99999H", job::cancelled(""))] {
+        job["properties"]["limits"]["timeout"] = limit.into();
+        service.on("GET", &format!("/jobs/{}", one.machine_name()), [(200, job.clone())]);
+        assert_eq!(service.provider().observe(&one).await, Ok(expected), "{limit}");
+    }
+}
+
+#[tokio::test]
 async fn a_cancel_that_hangs_is_told() {
     let (service, one) = (Service::new().await, attempt("hangs"));
     service.shows(&one, "CancelRequested", &json!({})).await;
