@@ -226,7 +226,8 @@ impl Client {
         };
         let discovery = link(&self.workspace().await?["properties"]["discoveryUrl"])?;
         let services = self.call(Call::get(discovery).unsigned()).await?;
-        link(if services["history"].is_string() { &services["history"] } else { &services["api"] })
+        // Microsoft's library asks there, `_job_operations.py` of azure-ai-ml.
+        link(if services["api"].is_string() { &services["api"] } else { &services["history"] })
     }
 
     /// Whether a token may go to a service that the workspace names.
