@@ -129,8 +129,9 @@ impl Prices {
     }
 }
 
+/// A cluster may spell its size otherwise than the job that it was made for.
 fn key(region: &str, size: &str) -> String {
-    format!("{region}/{size}")
+    format!("{region}/{size}").to_ascii_lowercase()
 }
 
 /// The rates in an answer: those for an hour of Linux in exactly this size and region, in dollars. The dearer of two counts.
