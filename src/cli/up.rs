@@ -5,6 +5,7 @@ use clap::Args;
 use super::{App, JobFile, adopt::Adopt, follow, plan::Planned, submit::Submitted};
 use crate::{
     exit::Failure,
+    job::state::State,
     lifecycle::{
         drive::{Until, drive},
         open,
@@ -13,7 +14,8 @@ use crate::{
 
 /// Make everything ready for a job: data, trainer, machine
 ///
-/// Running it again reuses what is ready. `ftctl submit` with the same file continues from here; `ftctl down` undoes it.
+/// Running it again reuses what is ready. `ftctl submit` with the same file continues from here; `ftctl down` undoes it. On Azure
+/// ML the machine comes with `ftctl submit`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ftctl up job.toml --ttl 2h --max-cost 5USD")]
 pub struct Arguments {
@@ -34,6 +36,9 @@ impl Arguments {
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Provisioned))).await?;
+            if record.state == State::Imaging {
+                world.report.line("The service gives the job a node after `ftctl submit`. Nothing is billed until then.");
+            }
             follow::verdict(&record).map(|()| Submitted::of(&record))
         })?;
         app.output.show(&submitted)

@@ -29,7 +29,8 @@ use crate::{
 /// How far to carry it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// Its machine is there.
+    /// Its machine is there. A job service gives one to the command that it runs, so there all but the machine is ready: an agent
+    /// without an order would be paid for, and does not wait for long.
     Provisioned,
     /// Its agent was started.
     Running,
@@ -42,6 +43,7 @@ impl Until {
     fn reached(self, record: &Record) -> bool {
         let state = record.state;
         match self {
+            Until::Provisioned if state == State::Imaging && record.plan.compute.queues() => true,
             Until::Provisioned => matches!(state, State::Submitting | State::Running | State::Collecting | State::Finished),
             Until::Running => matches!(state, State::Running | State::Collecting | State::Finished),
             Until::Finished | Until::Ended => state == State::Finished,

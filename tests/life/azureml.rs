@@ -216,7 +216,12 @@ fn a_job_without_an_identity_has_its_signature_in_its_variables_alone() {
     let mut sandbox = Sandbox::new();
     let devcloud = Devcloud::azureml(&mut sandbox, "10");
     sandbox.variables.extend(container(&azurite));
-    let id = sandbox.submit(&on_azureml(&sandbox, "signed", 300));
+    let job = on_azureml(&sandbox, "signed", 300);
+    let ready = sandbox.ok(&["up", job.to_str().unwrap()]);
+    assert!(sandbox.ok(&["explain", ready.trim()]).contains("everything is ready"), "{ready}");
+    assert_eq!(devcloud.made_jobs(), [""; 0], "no node waits for an order");
+    let id = sandbox.submit(&job);
+    assert_eq!(id, ready.trim());
     let secrets = [devcloud.secret(), azurite::KEY, "sig="];
     let watched = CommandLines::watch(&secrets);
     sandbox.ok(&["logs", "-f", &id]);
