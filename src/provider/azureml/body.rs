@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
+use reqwest::Url;
 use serde_json::{Value, json};
 
-use super::super::whose::Mark;
+use super::super::{Class, ProviderError, whose::Mark};
 use crate::{
     job::{
         azureml::{AzuremlPlan, IDLE, Identity, Placement},
@@ -147,6 +148,23 @@ pub fn variables(given: Vec<(&'static str, Option<String>)>, identity: &Identity
     variables.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
+/// Refuses to begin a job without an identity whose agent would have no signature for its store, or one that ends before the job:
+/// it would train, and could send nothing of it.
+pub fn admit_signature(signature: Option<&str>, until: Timestamp) -> Result<(), ProviderError> {
+    let denied = |message: &str, fix: &str| Err(ProviderError::new(Class::Denied, message).fix(fix));
+    let Some(signature) = signature else {
+        return denied(
+            "with identity = \"none\" the job's agent needs a signature for the store, and this sign-in cannot make one",
+            "give your sign-in the role Storage Blob Delegator on the store's account, or the job an identity: compute.azureml.identity",
+        );
+    };
+    let signed = Url::parse(&format!("https://store?{signature}")).ok();
+    let end = signed.and_then(|url| url.query_pairs().find(|(name, _)| name == "se")?.1.parse::<Timestamp>().ok());
+    let Some(end) = end.filter(|end| *end < until) else { return Ok(()) };
+    let message = format!("the signature of the job's agent for the store ends at {end:.0}, and the job may last until {until:.0}");
+    denied(&message, "lower limits.ttl or limits.max_wait, or give the job an identity: compute.azureml.identity")
+}
+
 /// A body as people may see it: a variable of a job can hold a signature.
 pub fn shown(body: &Value) -> Value {
     let mut shown = body.clone();
@@ -175,4 +193,22 @@ pub fn read_seconds(text: &str) -> Option<Duration> {
     let span: jiff::Span = text.parse().ok()?;
     let total = span.total((jiff::Unit::Second, jiff::SpanRelativeTo::days_are_24_hours())).ok()?;
     Duration::try_from_secs_f64(total).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_an_identity_has_a_signature_for_its_whole_time() {
+        let until = "2026-11-28T12:00:00Z".parse().unwrap();
+        let refused = |signature: Option<&str>| admit_signature(signature, until).err().map(|error| (error.class, error.message));
+        assert_eq!(refused(Some("sv=1&se=2026-11-28T12%3A00%3A00Z&sig=x")), None);
+        let (class, message) = refused(Some("sv=1&se=2026-11-28T11%3A59%3A59Z&sig=x")).unwrap();
+        assert!(
+            class == Class::Denied && message.contains("ends at 2026-11-28T11:59:59Z") && !message.contains("sig="),
+            "{message}"
+        );
+        assert!(refused(None).unwrap().1.contains("cannot make one"));
+    }
 }

@@ -154,19 +154,21 @@ impl Azureml {
         image: &str,
         mark: &Mark<'_>,
     ) -> Result<(), Refusal> {
+        let time = time_to_work(plan)?;
+        let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.patience()));
+        // Before a cluster, whose nodes cost money: a sign-in may not be able to give any.
+        let variables = self.variables(&attempt.job, &wanted.identity, expires).await?;
         let cluster = match wanted.compute {
             Placement::Cluster => Some(self.prepared(attempt, wanted, nodes(plan), mark).await?),
             Placement::Serverless => None,
         };
-        let time = time_to_work(plan)?;
-        let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.patience()));
         let command = body::Command {
             attempt,
             plan: wanted,
             store: self.party.store.url(),
             environment: self.environment(image).await?,
             cluster,
-            variables: self.variables(&attempt.job, &wanted.identity, expires).await?,
+            variables,
             time,
             expires,
             nodes: nodes(plan),
@@ -198,6 +200,10 @@ impl Azureml {
     /// The variables of a job's agent, for which it may need its store until `expires`.
     async fn variables(&self, job: &JobId, identity: &Identity, expires: Timestamp) -> Result<BTreeMap<String, String>> {
         let given = self.party.store.agent_environment(job, after(expires, FAREWELL)).await.map_err(ProviderError::unsigned)?;
+        if *identity == Identity::None && self.container.is_some() {
+            let signature = given.iter().find_map(|(name, value)| value.as_deref().filter(|_| *name == azure::SIGNATURE));
+            body::admit_signature(signature, expires)?;
+        }
         Ok(body::variables(given, identity))
     }
 
