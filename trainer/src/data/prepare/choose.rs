@@ -62,6 +62,7 @@ pub fn survey(
         })?;
         remarks.rows_left_out += findings.left_out;
         remarks.short_rows += findings.short;
+        remarks.nulls += findings.nulls;
         if findings.is_json_lines {
             remarks.json_lines.get_or_insert_with(|| path.display().to_string());
         }

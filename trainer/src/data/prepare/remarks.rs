@@ -22,6 +22,9 @@ pub struct Remarks {
     /// Rows of csv with fewer fields than the header, and a text.
     #[serde(skip_serializing_if = "is_zero")]
     pub short_rows: u64,
+    /// Rows whose text is null, which are no documents.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub nulls: u64,
     /// The first text file whose lines are JSON objects, which became text with their braces and names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_lines: Option<String>,
@@ -73,6 +76,10 @@ impl Remarks {
             let (rows, have, were) = if self.short_rows == 1 { ("row", "has", "was") } else { ("rows", "have", "were") };
             format!("{} {rows} of csv {have} fewer fields than the header, and {were} taken: the text is there", self.short_rows)
         });
+        let nulls = (self.nulls > 0).then(|| {
+            let (rows, have) = if self.nulls == 1 { ("row", "has") } else { ("rows", "have") };
+            format!("{} {rows} {have} null for a text, and became no document; data.column names another column", self.nulls)
+        });
         let json_lines = self.json_lines.as_ref().map(|file| {
             format!(
                 "{file} has a JSON object in each line, and became text as it stands, with braces and names: called .jsonl, each line is a \
@@ -98,6 +105,13 @@ impl Remarks {
                  would make one"
             )
         });
-        rows.into_iter().chain(short).chain(json_lines).chain(carriage_returns).chain(literal).chain(vocabulary).collect()
+        rows.into_iter()
+            .chain(short)
+            .chain(nulls)
+            .chain(json_lines)
+            .chain(carriage_returns)
+            .chain(literal)
+            .chain(vocabulary)
+            .collect()
     }
 }

@@ -43,6 +43,8 @@ pub struct Findings {
     pub first: Option<String>,
     /// Rows of csv with fewer fields than the header, and a text.
     pub short: u64,
+    /// Rows whose text is null, which are no documents.
+    pub nulls: u64,
     /// A text file whose lines are JSON objects, as far as was looked.
     pub is_json_lines: bool,
     /// A text file whose lines end with CR and LF, as far as was looked.

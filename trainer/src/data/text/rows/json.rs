@@ -153,6 +153,7 @@ fn text_of<'r>(table: &mut Table<'_>, row: &'r [u8], place: &str) -> Result<Cow<
     // The last of several of one name.
     let value = columns.iter().rfind(|(name, _)| *name == names[index]).map_or(&b"null"[..], |(_, value)| *value);
     if value == b"null" {
+        table.nulls += 1;
         return Ok(Cow::Borrowed(""));
     }
     if !value.starts_with(b"\"") {

@@ -31,13 +31,15 @@ struct Table<'a> {
     left_out: u64,
     /// Rows with fewer fields than the header.
     short: u64,
+    /// Rows whose text is null.
+    nulls: u64,
     /// The error of the first row that was left out.
     first: Option<DataError>,
 }
 
 impl<'a> Table<'a> {
     fn new(path: &'a Path, reading: &'a Reading<'a>) -> Self {
-        Self { path, reading, column: None, kept: 0, left_out: 0, short: 0, first: None }
+        Self { path, reading, column: None, kept: 0, left_out: 0, short: 0, nulls: 0, first: None }
     }
 
     /// Index of the column among those that the table, or one row of it, has: the same column in every row.
@@ -120,6 +122,6 @@ impl<'a> Table<'a> {
             let rows = self.left_out + self.kept;
             return Err(DataError::MostRowsBad { path: self.path.to_owned(), left_out: self.left_out, rows, first });
         }
-        Ok(Findings { left_out: self.left_out, first, short: self.short, ..Findings::default() })
+        Ok(Findings { left_out: self.left_out, first, short: self.short, nulls: self.nulls, ..Findings::default() })
     }
 }

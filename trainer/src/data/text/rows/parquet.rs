@@ -99,6 +99,7 @@ impl Rows<'_, '_> {
                 return Ok(());
             }
             // A null is an empty text.
+            self.table.nulls += u64::from(values.is_empty());
             let value = values.first().map_or(&[][..], ByteArray::data);
             self.bytes += value.len() as u64;
             if self.number > MANY + self.length.saturating_mul(ROWS_A_BYTE)

@@ -193,6 +193,9 @@ fn bad_rows_are_left_out_where_that_is_wished() {
     let short = folder.file("short.csv", "text,id,note\na,1,x\nb\nc,2\n");
     let (found, findings) = read_as(&short, &Reading::default()).unwrap();
     assert!(found == ["a", "b", "c"] && (findings.short, findings.left_out) == (2, 0), "{findings:?}");
+    let nulls = folder.file("nulls.jsonl", "{\"text\": null}\n{\"text\": \"a\"}\n{\"text\": null}\n");
+    let (found, findings) = read_as(&nulls, &Reading::default()).unwrap();
+    assert!(found == ["a"] && (findings.nulls, findings.left_out) == (2, 0), "{findings:?}");
     let long = format!("{{\"text\": \"a\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"b\"}}", "x".repeat(33 << 20));
     let (found, left_out) = read_as(&folder.file("long.jsonl", long), &SKIP).unwrap();
     assert!(found == ["a", "b"] && left_out.left_out == 1, "{left_out:?}");
