@@ -132,7 +132,8 @@ impl App<'_> {
         let listeners = listeners::of(&self.settings.notify.value).unwrap_or_else(|failure| {
             // A command may open several worlds.
             static WARNED: Once = Once::new();
-            WARNED.call_once(|| self.output.report().warn(&format!("nobody is told of what happens: {}", failure.message)));
+            let why = [Some(failure.message), failure.fix].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            WARNED.call_once(|| self.output.report().warn(&format!("nobody is told of what happens: {why}")));
             Vec::new()
         });
         Ok(World { store, provider, clock, report: self.output.report(), cache, hub, everybody, supervisor, adoption, listeners })

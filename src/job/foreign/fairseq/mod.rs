@@ -190,7 +190,7 @@ fn finish(job: &mut Job) {
     job.note_checkpoints("--keep-interval-updates");
 }
 
-/// Those of fairseq's `optim/adam.py` and `dataclass/configs.py` that a person would not expect.
+/// Those of fairseq's `dataclass/configs.py` that a person would not expect.
 fn defaults(job: &mut Job) {
     if !job.values.contains_key("train.learning_rate") {
         job.set("train.learning_rate", 0.25);
