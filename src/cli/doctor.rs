@@ -1,9 +1,6 @@
 //! `ftctl doctor`: everything that would keep a job from running.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::{env, path::PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -83,7 +80,7 @@ fn notify(app: &App<'_>) -> Option<Finding> {
     if let Err(failure) = listeners::of(notify) {
         return Some(doctor::refused("notify", failure));
     }
-    let missing = notify.command.first().filter(|program| !can_be_found(program));
+    let missing = notify.command.first().filter(|program| which::which(program).is_err());
     Some(missing.map_or_else(
         || Finding::good("notify", told),
         |program| {
@@ -94,11 +91,6 @@ fn notify(app: &App<'_>) -> Option<Finding> {
             )
         },
     ))
-}
-
-fn can_be_found(program: &str) -> bool {
-    let path = env::var_os("PATH").unwrap_or_default();
-    Path::new(program).is_file() || env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
 fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {

@@ -341,8 +341,7 @@ impl TokenCredential for Az {
 }
 
 fn has_azure_cli(variables: Variables<'_>) -> bool {
-    let path = variables("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join("az").is_file())
+    which::which_in_global("az", variables("PATH")).is_ok_and(|mut found| found.next().is_some())
 }
 
 /// The identity of a workflow's run: GitHub vouches for it, and Entra trusts GitHub when it was told to.

@@ -83,9 +83,7 @@ impl Installer {
         if output("python3", &["-m", "venv", &venv], PURPOSE).await?.status.success() {
             return Ok(Self::Pip { words: vec![format!("{venv}/bin/python"), "-m".to_owned(), "pip".to_owned()], fits });
         }
-        let path = env::var_os("PATH").unwrap_or_default();
-        let uv = env::split_paths(&path).map(|folder| folder.join("uv")).find(|program| program.is_file());
-        uv.map(Self::Uv).ok_or_else(|| {
+        which::which("uv").map(Self::Uv).map_err(|_| {
             ImageError::Unusable(
                 "python3 has neither pip nor venv, and there is no uv; libtorch is installed with one of them: install python3-pip or \
                  python3-venv, or set LIBTORCH to a libtorch 2.11 of your own"

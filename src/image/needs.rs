@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::{Access, access};
 use tokio::{process::Command, time::timeout};
 
 use super::{ImageError, Result, libtorch, trainer};
@@ -74,17 +73,10 @@ const TOOLS: &[Tool] = &[
 ];
 
 impl Tool {
-    /// The first that can be started.
-    fn lies_in(&self, path: &OsStr) -> Option<PathBuf> {
-        let is_program = |candidate: &PathBuf| candidate.is_file() && access(candidate, Access::EXEC_OK).is_ok();
-        env::split_paths(path)
-            .flat_map(|directory| self.programs.iter().map(move |program| directory.join(program)))
-            .find(is_program)
-    }
-
-    /// The program, or why there is none to be used.
+    /// The program, or why none can be used.
     async fn found(&self, path: Option<&OsStr>) -> Result<PathBuf, String> {
-        let program = path.and_then(|path| self.lies_in(path)).ok_or("is not in PATH")?;
+        let first = |program| which::which_in_global(program, path).ok()?.next();
+        let program = self.programs.iter().find_map(first).ok_or("is not in PATH")?;
         tells_version(&program).await.map_err(|why| format!("does not work: {} --version: {why}", program.display()))?;
         Ok(program)
     }

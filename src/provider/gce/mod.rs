@@ -514,10 +514,11 @@ impl Provider for Gce {
     }
 
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
-        let gcloud = ssh::gcloud(&self.path).ok_or_else(|| {
-            ProviderError::new(Class::Invalid, "machines of Compute Engine are reached with gcloud, and there is none in PATH")
-                .fix("install it: https://cloud.google.com/sdk/docs/install; then `gcloud auth login`")
-        })?;
+        let gcloud =
+            which::which_in_global("gcloud", Some(&self.path)).ok().and_then(|mut found| found.next()).ok_or_else(|| {
+                ProviderError::new(Class::Invalid, "machines of Compute Engine are reached with gcloud, and there is none in PATH")
+                    .fix("install it: https://cloud.google.com/sdk/docs/install; then `gcloud auth login`")
+            })?;
         let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {} that runs", attempt.machine_name()));
         let machine = self.find(attempt).await?.filter(|machine| machine["status"] == "RUNNING").ok_or_else(absent)?;
         Ok(Session::Program(ssh::session(gcloud, &self.client.project, &machine, command, terminal)))

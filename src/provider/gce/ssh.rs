@@ -1,16 +1,11 @@
 //! A command on a machine through Google's own command line, which knows OS Login, keys and tunnels.
 
-use std::{env, path::PathBuf, process::Command};
+use std::{path::PathBuf, process::Command};
 
 use serde_json::Value;
 
 use super::client::last;
 use crate::job::wording::shell_word;
-
-/// Where gcloud is, in the directories of a `PATH`.
-pub fn gcloud(path: &str) -> Option<PathBuf> {
-    env::split_paths(path).map(|directory| directory.join("gcloud")).find(|program| program.is_file())
-}
 
 /// `gcloud compute ssh` to a machine as the service describes it; through the Identity-Aware Proxy where it has no external
 /// address. With a terminal the command gets one, and gcloud may ask questions.
