@@ -80,6 +80,14 @@ def main():
                 directory = scratch / f"{name}-{len(good)}"
                 tokenizer.save_pretrained(directory)
                 good.append(compare(directory.name, directory, scratch))
+                # Names that only the configuration has.
+                named = scratch / f"{directory.name}-named"
+                prepare(text, named, ["--tokenizer-from", str(base)])
+                config = json.loads((named / "tokenizer_config.json").read_text())
+                config.update(eos_token=end, bos_token="<pad>", pad_token={"content": "<mask>", "lstrip": True, "__type": "AddedToken"}, mask_token="«é»")
+                config["extra_special_tokens"] = ["<tail>", "town"]
+                (named / "tokenizer_config.json").write_text(json.dumps(config))
+                good.append(compare(named.name, named, scratch))
                 # As little as transformers needs.
                 alone = scratch / f"{directory.name}-alone"
                 alone.mkdir()

@@ -63,8 +63,8 @@ pub fn survey(
         remarks.rows_left_out += findings.left_out;
         remarks.short_rows += findings.short;
         remarks.nulls += findings.nulls;
-        if findings.is_json_lines {
-            remarks.json_lines.get_or_insert_with(|| path.display().to_string());
+        if findings.is_json {
+            remarks.json.get_or_insert_with(|| path.display().to_string());
         }
         if findings.has_carriage_returns {
             remarks.carriage_returns.get_or_insert_with(|| path.display().to_string());

@@ -242,7 +242,9 @@ fn write_text(
     // A vocabulary that is learnt has the usual end of text, under a number that is not known yet.
     let usual = usual_specials(0).map_err(DataError::Setting)?;
     let specials = known.as_ref().map_or(&usual, Tokenizer::specials);
-    let mut remarks = Remarks::default();
+    let directory_of_tokenizer = config.tokenizer.directory.as_deref().map(Path::new);
+    let around_texts = directory_of_tokenizer.map_or_else(|| Ok(Vec::new()), Tokenizer::around_each_text)?;
+    let mut remarks = Remarks { around_texts, ..Remarks::default() };
     let selection = Selection::make(config, inputs, specials, &mut remarks, progress)?;
     let learnt = match (&known, config.tokenizer.vocabulary) {
         (None, Some(vocabulary)) => {

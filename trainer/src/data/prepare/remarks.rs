@@ -25,14 +25,17 @@ pub struct Remarks {
     /// Rows whose text is null, which are no documents.
     #[serde(skip_serializing_if = "is_zero")]
     pub nulls: u64,
-    /// The first text file whose lines are JSON objects, which became text with their braces and names.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub json_lines: Option<String>,
+    /// The first text file that is JSON, which became text with its braces and names.
+    #[serde(alias = "json_lines", skip_serializing_if = "Option::is_none")]
+    pub json: Option<String>,
     /// The first text file whose lines end with CR and LF.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carriage_returns: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
+    /// Tokens that transformers puts before and after each text with this tokenizer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub around_texts: Vec<String>,
     /// A vocabulary that the text was too short for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<Vocabulary>,
@@ -80,10 +83,10 @@ impl Remarks {
             let (rows, have) = if self.nulls == 1 { ("row", "has") } else { ("rows", "have") };
             format!("{} {rows} {have} null for a text, and became no document; data.column names another column", self.nulls)
         });
-        let json_lines = self.json_lines.as_ref().map(|file| {
+        let json = self.json.as_ref().map(|file| {
             format!(
-                "{file} has a JSON object in each line, and became text as it stands, with braces and names: called .jsonl, each line is a \
-                 document"
+                "{file} is JSON, and became text as it stands, with braces and names. Called .jsonl (an object in each line) or .json (a \
+                 list of objects), each object is a document; from a notebook, take the text out first (jupyter nbconvert)"
             )
         });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {
@@ -99,6 +102,13 @@ impl Remarks {
                  transformers does, and \"literal\" says that characters are meant"
             )
         });
+        let around_texts = (!self.around_texts.is_empty()).then(|| {
+            format!(
+                "with this tokenizer transformers puts {} around each text; here each document is followed by the end of text, and \
+                 nothing else is added",
+                self.around_texts.join(" and ")
+            )
+        });
         let vocabulary = self.vocabulary.map(|Vocabulary { tokens, wanted }| {
             format!(
                 "the vocabulary has {tokens} tokens, not {wanted} as data.tokenizer.vocabulary says: the text repeats nothing more that \
@@ -108,9 +118,10 @@ impl Remarks {
         rows.into_iter()
             .chain(short)
             .chain(nulls)
-            .chain(json_lines)
+            .chain(json)
             .chain(carriage_returns)
             .chain(literal)
+            .chain(around_texts)
             .chain(vocabulary)
             .collect()
     }

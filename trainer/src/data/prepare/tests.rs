@@ -114,11 +114,16 @@ fn progress_rises_to_the_whole_in_each_stage() {
 }
 
 #[test]
-fn json_lines_by_another_name_are_told() {
+fn json_by_another_name_is_told() {
     let row = r#"{"text": "to be or not to be"}"#;
     for (name, text, is_told) in [
         ("rows.txt", format!("\u{feff}{row}\n\n{row}\n"), true),
         ("rows", format!("{row}\n{row}"), true),
+        ("list.txt", format!("[\n  {row},\n  {row}]\n"), true),
+        ("notebook.txt", "{\n \"cells\": [\n ],\n \"nbformat\": 4\n}\n".to_owned(), true),
+        ("long.txt", format!("[{}{row}]", format!("{row},\n").repeat(200_000)), true),
+        ("cut.txt", format!("[{row},"), false),
+        ("numbers.txt", "[1, 2]\n".to_owned(), false),
         ("rows.jsonl", format!("{row}\n{row}"), false),
         ("one.txt", format!("{row}\nto be"), false),
         ("code.txt", "{\n}\n{\n}\n".to_owned(), false),
@@ -127,7 +132,7 @@ fn json_lines_by_another_name_are_told() {
         let config =
             config(serde_json::json!({"train": [folder.path().join(name)], "tokenizer": {"kind": "train", "vocabulary": 260}}));
         let made = prepare(&config, None, &folder.path().join("out"), &mut |_, _, _| {}).unwrap();
-        let told = made.remarks.sentences().iter().any(|sentence| sentence.contains("a JSON object in each line"));
+        let told = made.remarks.sentences().iter().any(|sentence| sentence.contains("is JSON, and became text as it stands"));
         assert_eq!(told, is_told, "{name}: {:?}", made.remarks);
     }
 }

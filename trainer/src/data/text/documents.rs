@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::rows;
 use super::source::{Kind, Source, failed};
@@ -13,6 +13,9 @@ use crate::settings::OnBadRow;
 
 /// A text file is handed on in parts of about this many bytes.
 const BLOCK: usize = 4 << 20;
+/// What a file called so, which is no text, may well be.
+const TOKENS: &str = "called .bin, as files of tokens are";
+const TOKENS_FIX: &str = "if it holds tokens, set data.format to the program that wrote it (\"nanogpt\", \"fairseq\", \"llm-c\")";
 
 /// A stretch of a document. Parts are cut where no token can cross, so they can be encoded one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +48,8 @@ pub struct Findings {
     pub short: u64,
     /// Rows whose text is null, which are no documents.
     pub nulls: u64,
-    /// A text file whose lines are JSON objects, as far as was looked.
-    pub is_json_lines: bool,
+    /// A text file that is JSON, as far as was looked.
+    pub is_json: bool,
     /// A text file whose lines end with CR and LF, as far as was looked.
     pub has_carriage_returns: bool,
 }
@@ -103,7 +106,7 @@ fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit
         }
         let valid = valid_text(path, offset, &buffer, end_of_file)?;
         if offset <= 3 {
-            findings.is_json_lines = is_json_lines(valid);
+            findings.is_json = is_json(valid, end_of_file);
             findings.has_carriage_returns = valid.contains("\r\n");
         }
         if end_of_file {
@@ -119,11 +122,18 @@ fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit
     }
 }
 
-/// Whether the first two lines of a text are JSON objects: a text that means to be one has no two.
-fn is_json_lines(text: &str) -> bool {
-    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-    let mut is_object = || lines.next().is_some_and(|line| serde_json::from_str::<Map<String, Value>>(line).is_ok());
-    is_object() && is_object()
+/// Whether a text is one JSON object, several, or a list of them. Prose after an object makes it a text that quotes one.
+fn is_json(text: &str, is_whole: bool) -> bool {
+    let has_fields = |value: &Value| value.as_object().is_some_and(|object| !object.is_empty());
+    let is_cut = |error: &serde_json::Error| error.is_eof() && !is_whole;
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    match (values.next(), values.next()) {
+        (Some(Ok(only)), None) => has_fields(&only) || only.as_array().is_some_and(|list| list.first().is_some_and(has_fields)),
+        (Some(Ok(first)), Some(Ok(second))) => has_fields(&first) && has_fields(&second),
+        (Some(Ok(first)), Some(Err(error))) => has_fields(&first) && is_cut(&error),
+        (Some(Err(error)), _) => text.trim_start().starts_with(['{', '[']) && is_cut(&error),
+        (None, _) => false,
+    }
 }
 
 /// The last place where the text can be cut beside its special tokens, which may have white space in them, and take that after
@@ -140,7 +150,12 @@ fn last_cut_beside(text: &str, specials: Option<&Specials>) -> Option<usize> {
 
 /// The buffer as text; before the end of the file, without a character that is not complete yet.
 fn valid_text<'a>(path: &Path, offset: u64, buffer: &'a [u8], end_of_file: bool) -> Result<&'a str, DataError> {
+    let is_tokens = || path.extension().is_some_and(|extension| extension == "bin");
+    let tokens = || DataError::OtherContent { path: path.to_owned(), what: TOKENS.to_owned(), fix: TOKENS_FIX };
     if let Some(at) = buffer.iter().position(|byte| *byte == 0) {
+        if is_tokens() {
+            return Err(tokens());
+        }
         return Err(DataError::NulByte { path: path.to_owned(), offset: offset + at as u64 });
     }
     let error = match std::str::from_utf8(buffer) {
@@ -149,6 +164,9 @@ fn valid_text<'a>(path: &Path, offset: u64, buffer: &'a [u8], end_of_file: bool)
     };
     if error.error_len().is_none() && !end_of_file {
         return Ok(std::str::from_utf8(&buffer[..error.valid_up_to()]).unwrap_or_default());
+    }
+    if is_tokens() {
+        return Err(tokens());
     }
     Err(DataError::InvalidUtf8 { path: path.to_owned(), offset: offset + error.valid_up_to() as u64 })
 }

@@ -194,6 +194,62 @@ fn added_tokens_have_their_numbers() {
     );
 }
 
+/// The numbers that transformers 5.17 gives them: `trainer/tests/oracle/special_tokens.py` asks it.
+#[test]
+fn tokens_that_only_a_configuration_names_are_made() {
+    let (directory, plain) = saved();
+    let directory = directory.path();
+    let mut config = json_of(directory, "tokenizer_config.json");
+    for (key, value) in [
+        ("pad_token", json!({"content": "<pad>", "lstrip": true, "normalized": false})),
+        ("bos_token", json!("<s>")),
+        ("unk_token", json!("the")),
+        ("mask_token", json!(7)),
+        ("additional_special_tokens", json!(["<a>", null, "<pad>"])),
+        ("extra_special_tokens", json!({"image_token": "<image>"})),
+    ] {
+        config[key] = value;
+    }
+    put(directory, "tokenizer_config.json", &config);
+    put(directory, "special_tokens_map.json", json!({"sep_token": "<sep>", "bos_token": "<other>"}));
+    let names = |tokenizer: &Tokenizer| {
+        tokenizer.specials().tokens().iter().map(|token| (token.id, token.content.clone())).collect::<Vec<_>>()
+    };
+    let loaded = load(directory).unwrap();
+    let the = plain.encode("the")[0];
+    let expected =
+        [(the, "the"), (261, "<|endoftext|>"), (262, "<s>"), (263, "<sep>"), (264, "<pad>"), (265, "<a>"), (266, "<image>")];
+    assert_eq!(names(&loaded), expected.map(|(id, name)| (id, name.to_owned())));
+    assert!(loaded.specials().tokens()[4].lstrip);
+    assert_eq!(loaded.vocabulary(), 267);
+    put(directory, "config.json", json!({"vocab_size": 264}));
+    assert_eq!(load(directory).unwrap().vocabulary(), 264, "the model has no row for the others");
+    config["added_tokens_decoder"] = json!({"261": {"content": "<|endoftext|>", "special": true}});
+    put(directory, "tokenizer_config.json", &config);
+    assert!(names(&load(directory).unwrap()).iter().all(|(_, name)| name != "<sep>"), "the other file is not read");
+}
+
+#[test]
+fn tokens_around_each_text_are_found() {
+    let (directory, _) = saved();
+    let directory = directory.path();
+    let around = || Tokenizer::around_each_text(directory).unwrap();
+    assert!(around().is_empty());
+    let mut library = json_of(directory, "tokenizer.json");
+    let template = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}]});
+    for step in [template.clone(), json!({"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]})] {
+        library["post_processor"] = step;
+        put(directory, "tokenizer.json", &library);
+        assert_eq!(around(), ["<s>", "</s>"]);
+    }
+    remove(directory, &["tokenizer.json"]);
+    put(directory, "tokenizer_config.json", json!({"add_bos_token": true, "bos_token": "<s>"}));
+    assert_eq!(around(), ["<s>"]);
+    put(directory, "tokenizer_config.json", json!({"add_bos_token": false}));
+    assert!(around().is_empty());
+}
+
 #[test]
 fn a_text_may_end_under_another_name() {
     let (directory, _) = saved();
@@ -218,8 +274,10 @@ fn a_text_may_end_under_another_name() {
     let again = tempfile::tempdir().unwrap();
     loaded.save(again.path()).unwrap();
     assert_eq!(load(again.path()).unwrap().end_of_text(), 262, "saved and read again");
-    put(directory, "special_tokens_map.json", json!({"eos_token": "<none>"}));
-    assert!(load(directory).unwrap_err().contains("it names the end of text `<none>`, which is none of its tokens"));
+    put(directory, "special_tokens_map.json", json!({"eos_token": "<new>"}));
+    assert_eq!(load(directory).unwrap().end_of_text(), 263, "made, as transformers does");
+    put(directory, "config.json", json!({"vocab_size": 263}));
+    assert!(load(directory).unwrap_err().contains("it names the end of text `<new>`, which is none of its tokens"));
     put(directory, "special_tokens_map.json", json!({}));
     put(directory, "config.json", json!({"eos_token_id": 262}));
     assert_eq!(load(directory).unwrap().end_of_text(), 262, "the model's configuration has its number");

@@ -9,13 +9,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::files::{CONFIG, MERGES, TOKENIZER, VOCABULARY, characters};
+use super::named::named;
 use super::special::{MOST, Special, Specials};
 use super::{END_OF_TEXT, Tokenizer};
 use crate::data::DataError;
 use crate::files::{is_lfs_pointer, read_text};
 
 const ADDED: &str = "added_tokens.json";
-const NAMES_OF_SPECIALS: &str = "special_tokens_map.json";
+pub const NAMES_OF_SPECIALS: &str = "special_tokens_map.json";
 /// The model's configuration, which has the number of the end of text.
 const MODEL: &str = "config.json";
 /// Everything that is read of a tokenizer. Each may be missing.
@@ -94,7 +95,7 @@ enum Pair {
 /// A token that was added.
 #[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "they are the library's")]
-struct Added {
+pub struct Added {
     id: Option<u32>,
     content: String,
     #[serde(default)]
@@ -109,17 +110,24 @@ struct Added {
     normalized: bool,
 }
 
+impl Added {
+    pub fn with_id(self, id: u32) -> Special {
+        let Self { id: _, content, special, lstrip, rstrip, single_word, normalized } = self;
+        Special { id, content, special, lstrip, rstrip, single_word, normalized }
+    }
+}
+
 /// A token by its name, with or without its rules.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Name {
+pub enum Name {
     Plain(String),
-    Rules { content: String },
+    Rules(Added),
 }
 
 impl Name {
     fn text(&self) -> &str {
-        let (Self::Plain(text) | Self::Rules { content: text }) = self;
+        let (Self::Plain(text) | Self::Rules(Added { content: text, .. })) = self;
         text
     }
 }
@@ -137,6 +145,7 @@ struct Config {
 #[derive(Default, Deserialize)]
 struct ModelConfig {
     eos_token_id: Option<serde_json::Value>,
+    vocab_size: Option<u32>,
 }
 
 /// Numbers of tokens by name, and the pairs that become one where the same file has them.
@@ -171,7 +180,7 @@ impl Tokenizer {
         let has = |name| directory.join(name).exists();
         // The libraries take no other file where this one is, and it alone has the rules for text.
         let base = if has(TOKENIZER) { library_base(&directory.join(TOKENIZER))? } else { old_base(directory)? };
-        let added = added(directory)?;
+        let added = added(directory, &base.ids)?;
         let refuse = |reason| DataError::Tokenizer { path: base.path.clone(), reason };
         let tokens = tokens(&base, &added).map_err(refuse)?;
         let pairs = match &base.pairs {
@@ -228,18 +237,15 @@ fn tokens(base: &Base, added: &[Special]) -> Result<Vec<Vec<u8>>, String> {
     tokens.into_iter().enumerate().map(|(id, token)| token.ok_or_else(|| missing(id))).collect()
 }
 
-/// The tokens that were added, of every file that has them.
-fn added(directory: &Path) -> Result<Vec<Special>, DataError> {
+/// The tokens that were added, of every file that has or names them.
+fn added(directory: &Path, base: &FxHashMap<String, usize>) -> Result<Vec<Special>, DataError> {
     let library = optional::<LibraryHead>(&directory.join(TOKENIZER))?.map(|library| library.added_tokens);
     let config = optional::<Config>(&directory.join(CONFIG))?.unwrap_or_default().added_tokens_decoder;
     let config = config.into_iter().map(|(id, token)| Added { id: Some(id), ..token });
     let old = optional::<FxHashMap<String, u32>>(&directory.join(ADDED))?.unwrap_or_default();
     let mut found: FxHashMap<u32, Special> = FxHashMap::default();
     let old = old.into_iter().map(|(content, id)| Special { special: false, ..Special::plain(id, &content) });
-    let new = library.into_iter().flatten().chain(config).filter_map(|token| {
-        let Added { id, content, special, lstrip, rstrip, single_word, normalized } = token;
-        Some(Special { id: id?, content, special, lstrip, rstrip, single_word, normalized })
-    });
+    let new = library.into_iter().flatten().chain(config).filter_map(|token| token.id.map(|id| token.with_id(id)));
     for token in new.chain(old) {
         let kept = found.entry(token.id).or_insert_with(|| token.clone());
         if kept.content != token.content {
@@ -253,6 +259,16 @@ fn added(directory: &Path) -> Result<Vec<Special>, DataError> {
         return Err(DataError::Tokenizer { path: directory.to_owned(), reason });
     }
     let mut found: Vec<Special> = found.into_values().collect();
+    // A model without a row for it must not get a token that only a configuration names.
+    let rows = optional::<ModelConfig>(&directory.join(MODEL))?.and_then(|model| model.vocab_size).unwrap_or(u32::MAX);
+    let mut next = (base.len() + found.iter().filter(|token| !base.contains_key(&token.content)).count()) as u32;
+    for token in named(directory)? {
+        let id = base.get(&token.content).and_then(|id| u32::try_from(*id).ok()).unwrap_or(next);
+        if id < rows && found.len() < MOST && found.iter().all(|known| known.content != token.content) {
+            next += u32::from(id == next);
+            found.push(Special { id, ..token });
+        }
+    }
     found.sort_by_key(|token| token.id);
     Ok(found)
 }
@@ -375,7 +391,7 @@ fn required<T: DeserializeOwned>(path: &Path) -> Result<T, DataError> {
     serde_json::from_slice(&text).map_err(|error| DataError::Tokenizer { path: path.to_owned(), reason: error.to_string() })
 }
 
-fn optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, DataError> {
+pub fn optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, DataError> {
     if path.exists() { required(path).map(Some) } else { Ok(None) }
 }
 

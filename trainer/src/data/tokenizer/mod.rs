@@ -11,10 +11,11 @@ mod gpt2;
 mod learn;
 mod load;
 mod merge;
+mod named;
 mod pieces;
 mod special;
 
-use std::sync::OnceLock;
+use std::{path::Path, sync::OnceLock};
 
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -56,6 +57,11 @@ impl Tokenizer {
     pub const READ: [&str; 6] = load::READ;
     /// Files that have a tokenizer which is not read, and what they are.
     pub const OTHERS: [(&str, &str); 9] = load::OTHERS;
+
+    /// Tokens that `transformers` puts before and after each text with the tokenizer of a directory. Here nothing does.
+    pub fn around_each_text(directory: &Path) -> Result<Vec<String>, DataError> {
+        named::around_each_text(directory)
+    }
 
     /// GPT-2's 50,257 tokens. Costs some tens of milliseconds the first time, and those of a copy after that.
     pub fn gpt2() -> Result<Self, DataError> {

@@ -108,7 +108,7 @@ fn what_holds_no_text_is_named() {
     tar[257..262].copy_from_slice(b"ustar");
     let whole = gzip(b"some text that is long enough to be cut somewhere in the middle");
     let llm_c = [20_240_520_u32, 1].map(u32::to_le_bytes).concat();
-    let cases: [(&str, &[u8], &str); 18] = [
+    let cases: [(&str, &[u8], &str); 20] = [
         ("a.zip", b"PK\x03\x04rest", "it is a zip archive; unpack it, and name the files that were in it"),
         ("a.jsonl", b"PK\x03\x04rest", "it is a zip archive"),
         ("a.tar", &tar, "it is a tar archive; unpack it (tar -x)"),
@@ -123,6 +123,8 @@ fn what_holds_no_text_is_named() {
         ("a.arrow", b"ARROW1\0\0", "it is an Arrow file; write it as parquet"),
         ("a.npy", b"\x93NUMPY\x01", "it is an array of numpy"),
         ("t.bin", &llm_c, "it is a token file of llm.c; say data.format = \"llm-c\""),
+        ("train.bin", &[15_496_u16, 995, 198].map(u16::to_le_bytes).concat(), "it is called .bin, as files of tokens are"),
+        ("zero.bin", b"a\0", "set data.format to the program that wrote it (\"nanogpt\""),
         ("p.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "is a pointer of git-lfs"),
         ("p.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "`git lfs pull`"),
         ("p.parquet.gz", &gzip(b"PAR1"), "a parquet file, packed by gzip once more; unpack it"),
