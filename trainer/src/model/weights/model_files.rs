@@ -8,7 +8,7 @@ use safetensors::tensor::Dtype;
 use thiserror::Error;
 
 use super::file::{Entry, FileError, TensorFile};
-use super::names::{HEAD, canonical, is_buffer};
+use super::names::{HEAD, canonical, is_left_out};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
 use crate::files::{self, is_lfs_pointer, read_text};
@@ -152,7 +152,7 @@ impl ModelFiles {
             }
         }
         let leftover =
-            self.found.iter().filter(|(name, _)| !wanted.contains(*name) && !is_buffer(name)).min_by_key(|(name, _)| *name);
+            self.found.iter().filter(|(name, _)| !wanted.contains(*name) && !is_left_out(name)).min_by_key(|(name, _)| *name);
         if let Some((_, stored)) = leftover {
             return Err(ModelError::Unexpected { path: self.file(stored).path().to_owned(), name: stored.name.clone() });
         }

@@ -9,6 +9,9 @@ pub const HEAD: &str = "lm_head.weight";
 const WRAPPERS: [&str; 5] = ["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"];
 /// Names of the model itself inside another, at the beginning.
 const OWNERS: [&str; 5] = ["model", "transformer", "base_model", "gpt2", "net"];
+/// Heads of other tasks on the same model: classification, answers in a text, multiple choice, and trl's value of a text.
+/// transformers passes over them when it loads a language model.
+const OTHER_HEADS: [&str; 5] = ["score", "classifier", "qa_outputs", "multiple_choice_head", "v_head"];
 /// Layer norms before 2019.
 const OLD_NORMS: [(&str, &str); 2] = [(".gamma", ".weight"), (".beta", ".bias")];
 
@@ -27,9 +30,11 @@ pub fn canonical(name: &str, variant: Variant) -> String {
     if bare == HEAD { bare } else { format!("{owner}.{bare}") }
 }
 
-/// Buffers that are made of nothing but the configuration: masks of old versions of transformers, and tables of sines.
-pub fn is_buffer(name: &str) -> bool {
+/// Whether a language model does without the tensor of this canonical name: a buffer that is made of nothing but the configuration
+/// (masks of old versions of transformers, tables of sines), or the head of another task.
+pub fn is_left_out(name: &str) -> bool {
     [".attn.bias", ".attn.masked_bias", ".embed_positions.weights"].iter().any(|end| name.ends_with(end))
+        || name.split('.').nth(1).is_some_and(|part| OTHER_HEADS.contains(&part))
 }
 
 #[cfg(test)]

@@ -87,6 +87,9 @@ fn one_model_has_many_spellings() {
     let model = of(&only_head);
     assert!(model.head.is_none() && model.stored("transformer.wte.weight").name == "lm_head.weight");
     of(&|tensors| tensors.push(("h.1.attn.bias".to_owned(), "F32", vec![1, 1, 16, 16])));
+    for head in ["score.weight", "v_head.summary.bias", "module.multiple_choice_head.summary.weight"] {
+        of(&|tensors| tensors.push((head.to_owned(), "F32", vec![2, 8])));
+    }
     of(&|tensors| tensors.iter_mut().for_each(|tensor| tensor.1 = "BF16"));
     let fairseq = Shape { variant: Variant::Fairseq, ..shape() };
     let parts = |spec| {
@@ -112,7 +115,7 @@ fn what_does_not_fit_is_named() {
         (&|tensors| drop(tensors.pop()), "tensor transformer.ln_f.bias is missing"),
         (&|tensors| tensors[2].2 = vec![5], "transformer.h.0.ln_1.weight has dimensions [5], config.json calls for [8]"),
         (&|tensors| tensors[2].1 = "I16", "transformer.h.0.ln_1.weight has dtype I16"),
-        (&|tensors| tensors.push(("score.weight".to_owned(), "F32", vec![2, 8])), "score.weight does not belong"),
+        (&|tensors| tensors.push(("adapter.weight".to_owned(), "F32", vec![2, 8])), "adapter.weight does not belong"),
         (&|tensors| tensors.push(("wte.weight".to_owned(), "F32", vec![29, 8])), "wte.weight is there twice"),
         (
             &|tensors| tensors.push(("lm_head.weight".to_owned(), "F32", vec![30, 8])),
@@ -173,10 +176,10 @@ fn what_lies_there_instead_is_named() {
     }
     let empty = Model(tempfile::tempdir().unwrap()).open().unwrap_err();
     assert!(empty.ends_with("has no config.json"), "{empty}");
-    let mut classifier = tensors(&shape());
-    classifier.push(("score.weight".to_owned(), "F32", vec![2, 8]));
-    let message = Model::new(&shape(), &classifier).open().unwrap_err();
-    assert!(message.contains("tensor score.weight does not belong"), "by its own name: {message}");
+    let mut adapted = tensors(&shape());
+    adapted.push(("adapter.weight".to_owned(), "F32", vec![2, 8]));
+    let message = Model::new(&shape(), &adapted).open().unwrap_err();
+    assert!(message.contains("tensor adapter.weight does not belong"), "by its own name: {message}");
 }
 
 /// 6 GB, of which the header is read.
