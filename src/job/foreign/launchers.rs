@@ -98,6 +98,8 @@ pub(super) struct Processes {
     hostfile: Option<String>,
     /// The program starts one on each GPU that it finds.
     are_of_gpus: bool,
+    /// The GPUs that it is shown.
+    visible: Option<u32>,
 }
 
 impl Processes {
@@ -191,6 +193,28 @@ fn count(value: &str) -> Result<u32, String> {
     found.ok_or_else(|| format!("`{}` is not a number from 1 to {MOST}", value.escape_debug().take(60).collect::<String>()))
 }
 
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The variables before a command, as `NAME=value`. Those of a job are for the trainer alone, so most have no meaning here.
+pub(super) fn variables(job: &mut Job, words: &[String]) {
+    let is_name = |name: &str| {
+        name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let given = words.iter().filter_map(|word| word.split_once('=').filter(|(name, _)| is_name(name)));
+    let (visible, others): (Vec<_>, Vec<_>) = given.partition(|(name, _)| *name == VISIBLE);
+    // The program sees none with an empty value or -1.
+    let devices = visible.last().map(|(_, value)| value.split(',').filter(|id| !["", "-1"].contains(&id.trim())).count());
+    job.processes.visible = devices.and_then(|devices| u32::try_from(devices).ok()).filter(|devices| (1..=MOST).contains(devices));
+    if job.processes.visible.is_some() {
+        job.note(VISIBLE, "a process for each of these GPUs, unless a flag says how many; the plan chooses the machine");
+    }
+    if !others.is_empty() {
+        let names: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
+        job.note(&names.join(", "), "left out; what the trainer should have belongs into compute.environment");
+    }
+}
+
 /// Programs that start a process on each GPU that they find, unless told otherwise.
 const ALL_GPUS: [&str; 3] = ["deepspeed", "fairseq-train", "fairseq-hydra-train"];
 
@@ -202,7 +226,11 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
             _ => {}
         }
     }
-    let said = job.processes.per_node.is_some() || job.processes.together.is_some() || !job.processes.hosts.is_empty();
+    let processes = &mut job.processes;
+    if processes.together.is_none() && processes.hosts.is_empty() {
+        processes.per_node = processes.per_node.or(processes.visible);
+    }
+    let said = processes.per_node.is_some() || processes.together.is_some() || !processes.hosts.is_empty();
     let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
     if let Some(program) = program.filter(|_| !said) {
         job.processes.are_of_gpus = true;

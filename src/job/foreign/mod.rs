@@ -251,6 +251,7 @@ impl Job {
             return Err(unknown_program(words));
         };
         program.defaults.iter().copied().flatten().for_each(|(key, setting)| self.set(key, *setting));
+        launchers::variables(self, &words[..place]);
         words::apply(self, &words[..place], launchers::FLAGS, true, Some(|_, _| Ok(())));
         let given = self.spelt_out(program, &words[place + 1..], read);
         self.read_deepspeed(&given, read);

@@ -290,6 +290,10 @@ fn a_switch_may_have_a_value() {
     assert_eq!(precision("--bf16"), precision("--bf16 True"));
     assert_eq!(precision("--bf16=false"), precision(""));
     assert_ne!(precision("--bf16"), precision(""));
+    for flags in ["--bf16 --fp16", "--fp16 --bf16"] {
+        let refused = translate(&format!("{SMALL} {flags}"), NOTHING).unwrap_err();
+        assert!(refused.what.contains("the program takes one of fp16 and bf16"), "{}", refused.what);
+    }
     assert!(
         job(&format!("{SMALL} --eval_strategy steps --load_best_model_at_end --metric_for_best_model eval_loss")).train.keep_best
     );
@@ -509,6 +513,10 @@ fn launchers_say_how_many_machines_and_processes_there_are() {
         ("mpirun -np 8 -H one:4,two:4", Some(2), Some(4)),
         ("mpirun -n 8 -npernode 4", Some(2), Some(4)),
         ("deepspeed --num_gpus 2", None, Some(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1 NCCL_DEBUG=INFO deepspeed", None, Some(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed --num_gpus 2", None, Some(2)),
+        ("env CUDA_VISIBLE_DEVICES=2,3 python", None, Some(2)),
+        ("CUDA_VISIBLE_DEVICES= python", None, None),
         ("deepspeed --num_nodes=2 --num_gpus=8", Some(2), Some(8)),
         ("deepspeed --hostfile hosts", Some(2), Some(8)),
         ("deepspeed --hostfile hosts --num_nodes 1", None, Some(8)),
@@ -527,6 +535,27 @@ fn launchers_say_how_many_machines_and_processes_there_are() {
         let compute = JobSpec::parse(&translated.text, "job.toml").unwrap_or_else(|error| panic!("{launcher}: {error}")).compute;
         assert_eq!((compute.nodes, compute.processes_per_node), (nodes, processes), "{launcher}");
     }
+}
+
+/// transformers has a second seed for the order of the data.
+#[test]
+fn a_second_seed_is_taken_when_it_is_the_same() {
+    for flags in ["--data_seed 42", "--data_seed 7 --seed 7", "--seed 7 --data_seed=7"] {
+        assert_eq!(
+            job(&format!("{SMALL} {flags}")).train.seed,
+            job(&format!("{SMALL} {flags}").replace("data_seed", "seed")).train.seed
+        );
+    }
+    let refused = translate(&format!("{SMALL} --data_seed 7"), NOTHING).unwrap_err();
+    assert!(refused.what.contains("--data_seed: one seed, 42 by --seed, is for weights and order here"), "{}", refused.what);
+}
+
+#[test]
+fn variables_before_a_command_are_told() {
+    let translated =
+        translate(&format!("CUDA_VISIBLE_DEVICES=0,1 WANDB_MODE=offline A_1=b python {SMALL}"), NOTHING).expect("a job");
+    tells(&translated.notes, "CUDA_VISIBLE_DEVICES: a process for each of these GPUs");
+    tells(&translated.notes, "WANDB_MODE, A_1: left out");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use super::{
     DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, SAVE_STRATEGY, TRAINS, WARMUP,
-    WITHOUT_WARMUP, block_size, checkpointing, config, eval_steps, logging_steps, max_steps, model, model_type, onnx_runtime,
-    overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
+    WITHOUT_WARMUP, block_size, checkpointing, config, data_seed, eval_steps, half, logging_steps, max_steps, model, model_type,
+    onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
@@ -22,7 +22,6 @@ const TOKEN: &str = "the token for the hub is in HF_TOKEN, or where `hf auth log
 const NO_CODE: &str = "nothing of a repository is executed";
 const NO_PADDING: &str = "every block is full, and has one column: the tokens";
 const BY_ITSELF: &str = "a run that is resumed goes on with data, schedule and optimizer as they were";
-const ONE_SEED: &str = "one seed is for weights and order here; give --seed";
 
 /// Those of all programs. Sizes of a published GPT-2 are known by name, everything else is a directory.
 pub(super) const COMMON: &[Flag] = &[
@@ -102,7 +101,7 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["optim_args", "optim_target_modules"], meaning: Refused(OTHER_OPTIMIZER) },
     Flag { names: &["label_smoothing_factor"], meaning: Must(0.0, "the loss is that of the text itself here; give 0") },
     Flag { names: &["neftune_noise_alpha"], meaning: Refused("embeddings get no noise here") },
-    Flag { names: &["data_seed"], meaning: Refused(ONE_SEED) },
+    Flag { names: &["data_seed"], meaning: Special(data_seed) },
     Flag { names: &["logging_steps"], meaning: Special(logging_steps) },
     Flag { names: &["save_steps"], meaning: Length(CHECKPOINT_EVERY) },
     Flag { names: &["eval_steps"], meaning: Special(eval_steps) },
@@ -137,8 +136,8 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["eval_on_start"], meaning: Switch("a run evaluates before its first step anyway") },
     Flag { names: &["max_eval_samples"], meaning: Whole("train.eval_sequences") },
     Flag { names: &["max_train_samples"], meaning: Refused("give data.limit_bytes in the job file instead") },
-    Flag { names: &["bf16"], meaning: SwitchTo(&[("train.precision", W("bf16"))]) },
-    Flag { names: &["fp16"], meaning: SwitchTo(&[("train.precision", W("fp16"))]) },
+    Flag { names: &["bf16"], meaning: SpecialSwitch(|job, _| half(job, "bf16")) },
+    Flag { names: &["fp16"], meaning: SpecialSwitch(|job, _| half(job, "fp16")) },
     Flag { names: &["fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
     Flag { names: &["torch_dtype", "dtype"], meaning: Only(&["float32"], PRECISION) },
     Flag { names: &["tf32"], meaning: SwitchTo(&[("train.tf32", Yes)]) },

@@ -14,7 +14,7 @@ use super::{
     Meaning::*,
     Program, STEPS,
     Setting::{self, Number as N, Whole as I, Word as W, Yes},
-    TOKENIZER, WEIGHTS, as_number,
+    TOKENIZER, WEIGHTS, as_number, whole,
 };
 use crate::job::{
     hub::{self, HubName},
@@ -98,6 +98,7 @@ const OF_THE_TRAINER: &[(&str, Setting)] = &[(LOG_EVERY, I(500)), (CHECKPOINT_EV
 
 const WARMUP: &str = "train.warmup_steps";
 const LEAST_RATE: &str = "train.min_learning_rate";
+const PRECISION_OF_JOB: &str = "train.precision";
 const PRESET: &str = "model.preset";
 
 // What stands in a job only until all flags are known: no settings.
@@ -106,6 +107,7 @@ const EVALUATES: &str = "do_eval";
 const EVAL_STRATEGY: &str = "eval_strategy";
 const SAVE_STRATEGY: &str = "save_strategy";
 const LOG_STRATEGY: &str = "logging_strategy";
+const DATA_SEED: &str = "data_seed";
 /// A type that is named as a size.
 const TYPE: &str = "type";
 /// A published tokenizer, which is the usual one here.
@@ -373,6 +375,7 @@ fn finish(job: &mut Job) {
 
 fn settle(job: &mut Job) {
     dataset(job);
+    seeds(job);
     if job.values.contains_key(STEPS) {
         job.values.remove("train.epochs");
     }
@@ -478,6 +481,31 @@ fn rates(job: &mut Job) {
     }
 }
 
+fn data_seed(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set(DATA_SEED, whole(value)?);
+    Ok(())
+}
+
+/// The program refuses both.
+fn half(job: &mut Job, precision: &str) -> Result<(), String> {
+    let is_other = |set: &toml::Value| set.as_str().is_some_and(|set| set != precision && set != "fp32");
+    if job.values.get(PRECISION_OF_JOB).is_some_and(is_other) {
+        return Err("the program takes one of fp16 and bf16; leave the other out".to_owned());
+    }
+    job.set(PRECISION_OF_JOB, precision);
+    Ok(())
+}
+
+/// One seed is for weights and order here.
+fn seeds(job: &mut Job) {
+    let Some(order) = job.values.remove(DATA_SEED) else { return };
+    let seed = job.values.get("train.seed").cloned().unwrap_or_else(|| 42.into());
+    if order != seed {
+        job.problems
+            .push(format!("--data_seed: one seed, {seed} by --seed, is for weights and order here; leave it out or give the same"));
+    }
+}
+
 /// The program evaluates on its way only when told to, and then as often as it logs unless told how often.
 fn evaluations(job: &mut Job) {
     match job.take_word(EVAL_STRATEGY).as_deref() {
@@ -551,7 +579,7 @@ fn dropout(job: &mut Job) {
 }
 
 fn loss_scaling(job: &mut Job) {
-    if job.values.get("train.precision").and_then(toml::Value::as_str) != Some("fp16") {
+    if job.values.get(PRECISION_OF_JOB).and_then(toml::Value::as_str) != Some("fp16") {
         job.remove_table("train.loss_scaling.");
     } else if job.deepspeed.is_none() {
         job.note("train.loss_scaling", "as in the program, but between 1 and 16,777,216");
