@@ -91,6 +91,7 @@ mod tests {
             perplexity: None,
             tokens_per_second: Some(1_234.4),
             eta_seconds: Some(719.7),
+            silent_since: None,
             gpus: vec![GpuUse { busy_percent: 97, memory_used_bytes: 1, memory_bytes: 2 }],
             cost: Money { micros: 20_000 },
             created: Timestamp::UNIX_EPOCH,

@@ -136,7 +136,7 @@ impl Arguments {
             let now = now(&status.backend);
             jobs.push(Row { status, machine, now });
         }
-        Ok(Found { jobs, one: self.jobs.len() == 1, some: self.failed || !self.state.is_empty() })
+        Ok(Found { jobs, one: self.jobs.len() == 1, some: self.failed || !self.state.is_empty(), all: self.all })
     }
 }
 
@@ -188,6 +188,8 @@ struct Found {
     one: bool,
     /// Only some were asked for.
     some: bool,
+    /// However long ago they ended.
+    all: bool,
 }
 
 impl Show for Found {
@@ -209,6 +211,7 @@ impl Show for Found {
     fn text(&self) -> String {
         match self.jobs.as_slice() {
             [job] if self.one => details(job),
+            [] if self.all => "no such job".to_owned(),
             [] if self.some => "no such job is under way, and none ended within a day (--all shows older ones)".to_owned(),
             [] => "no job is under way, and none ended within a day (--all shows older ones)".to_owned(),
             jobs => table(jobs),
@@ -266,6 +269,7 @@ fn details(Row { status, machine, .. }: &Row) -> String {
     let pairs = [
         ("reason", status.reason.clone()),
         ("waiting", waiting(status)),
+        ("silent", silent(status)),
         ("attempt", Some(attempt(status))),
         ("step", Some(step(status))),
         ("loss", status.loss.map(|loss| format!("{loss:.4}"))),
@@ -294,6 +298,11 @@ fn waiting(status: &JobStatus) -> Option<String> {
     let Waiting { since, why } = status.waiting.as_ref()?;
     let next = status.next_try.map(|at| format!("; next try at {at:.0}")).unwrap_or_default();
     Some(format!("since {since:.0}: {why}{next}"))
+}
+
+fn silent(status: &JobStatus) -> Option<String> {
+    let since = status.silent_since?;
+    Some(format!("no sign of its machine since {since:.0}; `ftctl logs -f {}` finds out why and continues the job", status.id))
 }
 
 fn step(status: &JobStatus) -> String {

@@ -60,6 +60,9 @@ pub struct JobStatus {
     /// The use of its first machine's GPUs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUse>,
+    /// The last sign of its agent, where that is long ago: its pace is not known then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent_since: Option<Timestamp>,
     /// So far.
     pub cost: Money,
     pub created: Timestamp,
@@ -114,6 +117,8 @@ pub async fn all(
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
+/// Many beats of an agent, and more than two clocks differ.
+const SILENCE: Duration = Duration::from_secs(600);
 
 fn age(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
@@ -121,6 +126,7 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
 
 async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
     let latest = latest_attempt(store, record).await?;
+    let heartbeat = heartbeat(store, record, latest).await;
     let (measures, shrunk) = (record.measures.unwrap_or_default(), record.shrunk(latest));
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
@@ -138,7 +144,9 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         perplexity: measures.perplexity,
         tokens_per_second: None,
         eta_seconds: None,
-        gpus: gpus(store, record, latest).await,
+        // A simulated cloud has a clock of its own, and its agents have the machine's.
+        silent_since: heartbeat.as_ref().map(|beat| beat.time).filter(|time| !record.simulated && age(*time, now) > SILENCE),
+        gpus: heartbeat.map_or_else(Vec::new, |beat| beat.gpus),
         cost: attempt::cost(record, now),
         waiting: record.waiting.clone(),
         next_try: record.retry_at.filter(|_| record.waiting.is_some()),
@@ -148,6 +156,9 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
     if !record.state.is_finished() && record.attempt > 0 {
         for line in latest_progress(store, &record.id, latest).await? {
             apply(&mut status, &line.event);
+        }
+        if status.silent_since.is_some() {
+            (status.tokens_per_second, status.eta_seconds) = (None, None);
         }
         if record.state == State::Running
             && latest == record.attempt
@@ -161,11 +172,15 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
 
 /// The use of the GPUs, by the agent of an attempt that runs; empty where it is not known.
 pub async fn gpus(store: &dyn Store, record: &Record, attempt: u32) -> Vec<GpuUse> {
+    heartbeat(store, record, attempt).await.map_or_else(Vec::new, |heartbeat| heartbeat.gpus)
+}
+
+async fn heartbeat(store: &dyn Store, record: &Record, attempt: u32) -> Option<Heartbeat> {
     if record.state != State::Running {
-        return Vec::new();
+        return None;
     }
     let found: StoreResult<Option<(Heartbeat, _)>> = find_json(store, &path::heartbeat(&record.id, attempt)).await;
-    found.ok().flatten().map_or_else(Vec::new, |(heartbeat, _)| heartbeat.gpus)
+    found.ok().flatten().map(|(heartbeat, _)| heartbeat)
 }
 
 fn apply(status: &mut JobStatus, event: &Event) {
@@ -198,4 +213,34 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
         Sighting::Dead { why } | Sighting::Unfit { why } | Sighting::Cancelled { why } => format!("dead: {why}"),
         Sighting::Gone => "gone".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Condition, memory::MemoryStore};
+
+    #[tokio::test]
+    async fn the_pace_of_an_agent_that_is_silent_for_long_is_not_told() {
+        let store = MemoryStore::new();
+        let id = JobId::parse("quickstart-bcdfgh").expect("an id");
+        let step = r#"{"v":1,"time":0.0,"event":"step","step":3,"steps":10,"loss":2.0,"learning_rate":0.1,"gradient_norm":1.0,
+            "tokens_per_second":5.0,"mfu":0.5,"eta_seconds":9.0}"#
+            .replace('\n', "");
+        let beat = r#"{"schema":"ftctl.heartbeat/1","beat":7,"time":"2026-01-01T01:00:00Z","phase":"training"}"#;
+        for (path, text) in [
+            (path::record(&id), include_str!("fixtures/running.json")),
+            (path::progress(&id, 1), step.as_str()),
+            (path::heartbeat(&id, 1), beat),
+        ] {
+            store.put(&path, text.as_bytes().to_vec().into(), Condition::Always).await.expect("written");
+        }
+        let at = async |minute: &str| {
+            let now: Timestamp = format!("2026-01-01T01:{minute}:00Z").parse().expect("a time");
+            let status = one(&store, &id, &mut |_| now).await.expect("a job");
+            (status.step, status.tokens_per_second, status.eta_seconds, status.silent_since.map(|time| time.to_string()))
+        };
+        assert_eq!(at("09").await, (Some(3), Some(5.0), Some(9.0), None));
+        assert_eq!(at("11").await, (Some(3), None, None, Some("2026-01-01T01:00:00Z".to_owned())));
+    }
 }
