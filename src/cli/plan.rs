@@ -77,7 +77,7 @@ pub struct Planned {
     /// The things that must be there before the job can run.
     missing: Vec<Finding>,
     /// The trainer's refusals, told before it starts.
-    refused: Vec<String>,
+    refused: Vec<Finding>,
     /// Facts that the user should know, and may let be.
     warnings: Vec<String>,
     /// Whether the backend has room for it, where it was asked.
@@ -109,7 +109,7 @@ impl Planned {
             match failure.exit {
                 Exit::NotFound => missing.push(doctor::refused(what, failure)),
                 Exit::Network | Exit::Denied => warnings.push(format!("{}; so nothing was checked of the {what}", failure.message)),
-                _ => refused.push(format!("{what}: {}", failure.message)),
+                _ => refused.push(doctor::refused(what, failure)),
             }
         }
         let (data, remarks) = known.map(|known| (known.data, known.remarks)).unzip();
@@ -137,12 +137,13 @@ impl Planned {
     }
 
     fn verdict(&self) -> Result<(), Failure> {
+        let told = |finding: &Finding| format!("{}: {}", finding.what, finding.message);
         let (missing, fix) = match &self.missing[..] {
-            [] => (None, None),
-            [one] => (Some(format!("{}: {}", one.what, one.message)), one.fix.clone()),
+            [] => (None, self.refused.iter().find_map(|finding| finding.fix.clone())),
+            [one] => (Some(told(one)), one.fix.clone()),
             several => (Some(format!("{} things are missing", several.len())), Some("the plan has the fix of each".to_owned())),
         };
-        let in_the_way: Vec<String> = self.refused.iter().cloned().chain(missing).collect();
+        let in_the_way: Vec<String> = self.refused.iter().map(told).chain(missing).collect();
         if !in_the_way.is_empty() {
             let failure = Failure::new(Exit::Usage, format!("the job cannot run yet: {}", in_the_way.join("; ")));
             return Err(Failure { fix, ..failure });
@@ -271,7 +272,7 @@ impl Show for Planned {
         let mut value = json!(self.plan);
         value["numbers"] = self.numbers().into();
         value["expected"] = self.expected();
-        value["missing"] = json!(self.missing);
+        value["missing"] = json!(self.missing.iter().chain(&self.refused).collect::<Vec<_>>());
         value["warnings"] = json!(self.warnings);
         if !self.room.is_empty() {
             value["room"] = json!(self.room);

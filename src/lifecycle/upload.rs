@@ -103,6 +103,23 @@ pub(super) fn there(path: &Path) -> Result<()> {
         .fix("correct the path; in a job file a relative one begins where the file is"))
 }
 
+/// Refuses a directory for the tokenizer that has none, or one of which a file is missing.
+fn tokenizer_is_there(config: &DataConfig) -> Result<()> {
+    if let Some(directory) = config.tokenizer.directory.as_deref().map(Path::new).filter(|directory| directory.is_dir())
+        && !Tokenizer::lies_in(directory)
+    {
+        let what =
+            format!("there is no tokenizer in {}: neither tokenizer.json, nor vocab.json with merges.txt", directory.display());
+        let fix = if directory.join("encoder.json").exists() {
+            "encoder.json and vocab.bpe are the same under OpenAI's names: copy them to vocab.json and merges.txt"
+        } else {
+            "name a directory with one, or hf:OWNER/NAME, that of a model of the hub"
+        };
+        return Err(Failure::new(Exit::Usage, what).fix(fix));
+    }
+    config.tokenizer.files().try_for_each(|file| there(&file))
+}
+
 /// The plan's demands on a trainer.
 pub(super) fn asked(plan: &Plan) -> Asked<'_> {
     let Plan { model, train, sample, .. } = plan;
@@ -130,7 +147,7 @@ pub(super) fn check_weights(plan: &Plan) -> Result<()> {
 /// Refuses a tokenizer whose tokens are not those of the weights, and a prompt that is too long with it, as far as that is known
 /// before any text is read.
 pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
-    config.tokenizer.files().try_for_each(|file| there(&file))?;
+    tokenizer_is_there(config)?;
     match (&config.tokenizer.directory, config.format, config.tokenizer.vocabulary) {
         (Some(directory), ..) => asked(plan).check_tokenizer(&Tokenizer::load(Path::new(directory))?)?,
         (None, DataFormat::Text, None) if plan.initial_weights.is_some() || plan.sample.is_some() => {
@@ -342,7 +359,7 @@ fn tell(remarks: &Remarks, report: &dyn Report) {
 
 /// Before any text is read: a tokenizer that is not there is known at once.
 fn sources_of(config: &DataConfig, cache: &Path) -> Result<Option<Vec<PathBuf>>> {
-    config.tokenizer.files().try_for_each(|file| there(&file))?;
+    tokenizer_is_there(config)?;
     match config.source {
         Some(TextSource::CargoDependencies) => cargo_sources(cache, text::cargo_dependencies).map(Some),
         None => Ok(None),

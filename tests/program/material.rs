@@ -54,13 +54,16 @@ fn what_fits_is_planned_with_what_is_uploaded() {
     assert!(sandbox.run(&["plan", "job.toml"]).stdout.contains("in 2 files to upload"));
 }
 
+/// The tokenizer of a directory that has none.
+const OF_THE_WEIGHTS: &[&str] = &["data.tokenizer.kind=files", "data.tokenizer.directory=weights"];
+
 /// The damage, the flags beside it, and the words of the refusal.
 type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
 
 #[test]
 fn a_plan_refuses_what_the_trainer_would() {
     let prompt = format!("sample.prompt=\"{}\"", ["word"; 200].join(" "));
-    let cases: [Case<'_>; 16] = [
+    let cases: [Case<'_>; 18] = [
         (&|_| (), &[&prompt], "sample.prompt: a prompt of 200 tokens leaves no room in the model's context of 64; shorten it"),
         (
             &|sandbox| {
@@ -111,6 +114,8 @@ fn a_plan_refuses_what_the_trainer_would() {
             "train.keep_best needs a validation loss",
         ),
         (&|_| (), &["data.tokenizer.kind=train", "data.tokenizer.vocabulary=300"], "but the weights know 50304"),
+        (&|_| (), OF_THE_WEIGHTS, "weights: neither tokenizer.json, nor vocab.json with merges.txt"),
+        (&|sandbox| sandbox.write("weights/encoder.json", "{}"), OF_THE_WEIGHTS, "copy them to vocab.json and merges.txt"),
     ];
     for (change, sets, expected) in cases {
         let sandbox = place();
@@ -124,6 +129,9 @@ fn a_plan_refuses_what_the_trainer_would() {
         let said = sandbox.run(&[&["plan", "job.toml"], &sets[..]].concat());
         assert!(said.code == Some(2) && said.stderr.contains(expected), "{expected}: {:?} {}", said.code, said.stderr);
         assert!(said.stdout.contains("starts from"), "the plan is shown all the same: {}", said.stdout);
+        let said = sandbox.run(&[&["plan", "job.toml", "-o", "json"], &sets[..]].concat());
+        let told: Value = serde_json::from_str(&said.stdout).expect("JSON");
+        assert!(!told["missing"].as_array().expect("a list").is_empty(), "{expected}");
         let said = sandbox.run(&[&["submit", "job.toml"], &sets[..]].concat());
         assert!(said.code == Some(2) && said.stderr.contains(expected), "{expected}: {:?} {}", said.code, said.stderr);
     }

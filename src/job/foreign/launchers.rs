@@ -211,7 +211,7 @@ pub(super) fn variables(job: &mut Job, words: &[String]) {
     }
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
-        job.note(&names.join(", "), "left out; what the trainer should have belongs into compute.environment");
+        job.note(&names.join(", "), "left out; set compute.environment for what the trainer needs of them");
     }
 }
 

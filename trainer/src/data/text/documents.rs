@@ -13,7 +13,7 @@ use crate::settings::OnBadRow;
 
 /// A text file is handed on in parts of about this many bytes.
 const BLOCK: usize = 4 << 20;
-/// What a file called so, which is no text, may well be.
+/// Told of a file without text whose name ends so, as those of nanoGPT and fairseq do.
 const TOKENS: &str = "called .bin, as files of tokens are";
 const TOKENS_FIX: &str = "if it holds tokens, set data.format to the program that wrote it (\"nanogpt\", \"fairseq\", \"llm-c\")";
 
