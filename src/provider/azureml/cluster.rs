@@ -188,10 +188,19 @@ pub fn name(cluster: &Value) -> Option<Cluster> {
     cluster["name"].as_str()?.parse().ok()
 }
 
-/// How many nodes it may have.
+/// How many nodes it may have, where it says so.
+pub fn limit(cluster: &Value) -> Option<u32> {
+    let most = cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64()?;
+    Some(u32::try_from(most).unwrap_or(u32::MAX))
+}
+
 fn most(cluster: &Value) -> u32 {
-    let most = cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0);
-    u32::try_from(most).unwrap_or(u32::MAX)
+    limit(cluster).unwrap_or(0)
+}
+
+/// The state of it as a resource, where that is not the usual one.
+pub fn unusual_state(cluster: &Value) -> Option<&str> {
+    cluster["properties"]["provisioningState"].as_str().filter(|state| *state != "Succeeded")
 }
 
 pub fn is_ours(cluster: &Value) -> bool {

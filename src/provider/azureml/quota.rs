@@ -81,7 +81,7 @@ pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: [u32; 2], free: u3
 async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 2], free: u32) -> Result<Vec<Finding>, Refusal> {
     let region = client.region().await?;
     if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
-        return named(client, cluster, plan).await;
+        return named(client, cluster, plan, nodes).await;
     }
     let usages = match usages(client).await {
         Ok(usages) => usages,
@@ -114,8 +114,9 @@ pub fn judged(usages: &[Value], region: &str, spot: bool, machine: &Size, nodes:
     }
 }
 
-/// Whether the cluster that a plan names is there, and has such machines; and whether it keeps them longer than is reckoned.
-async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan) -> Result<Vec<Finding>, Refusal> {
+/// Whether the cluster that a plan names is there, and has so many of such machines; and whether it keeps them longer than is
+/// reckoned.
+async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan, nodes: [u32; 2]) -> Result<Vec<Finding>, Refusal> {
     let what = "cluster";
     let Some(found) = client.find(&["computes", cluster.as_str()]).await? else {
         return Ok(vec![Finding::bad(what, format!("there is no cluster {cluster}"), "correct compute.azureml.cluster")]);
@@ -123,13 +124,21 @@ async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan) -> Result
     if let Err(error) = cluster::fits(&found, cluster, plan) {
         return Ok(vec![Finding::bad(what, error.message, error.fix.unwrap_or_default())]);
     }
+    let narrow = cluster::limit(&found).filter(|limit| *limit < nodes[0]).map(|limit| {
+        let message = format!("{cluster} has room for {limit} of the job's {} nodes", nodes[0]);
+        let fix = "raise the cluster's maximum number of nodes in the studio, or lower compute.nodes";
+        if limit < nodes[1] { Finding::bad(what, message, fix) } else { Finding::notice(what, message, fix) }
+    });
+    let state = cluster::unusual_state(&found).map(|state| {
+        Finding::notice(what, format!("{cluster} is {state}: nodes may not come"), "look at the cluster in the studio")
+    });
     let good = Finding::good(what, format!("{cluster} of {}, {}", plan.size, plan.priority()));
     let longer = cluster::idle(&found).filter(|idle| *idle > IDLE).map(|idle| {
         let [idle, reckoned] = [idle, IDLE].map(Span);
         let what_it_costs = format!("a node of {cluster} stays for {idle} after its job; the ceiling counts {reckoned} of that");
         Finding::notice(what, what_it_costs, format!("set the cluster's idle time before scale down to {reckoned} in the studio"))
     });
-    Ok([good].into_iter().chain(longer).collect())
+    Ok([narrow.unwrap_or(good)].into_iter().chain(state).chain(longer).collect())
 }
 
 /// The subscription's own, without those of single workspaces and clusters.

@@ -626,6 +626,31 @@ async fn a_named_cluster_that_keeps_its_nodes_longer_is_told_of_in_the_plan() {
     assert!(room[1].message.contains("30m") && room[1].message.contains("2m"), "{room:?}");
 }
 
+#[tokio::test]
+async fn a_named_cluster_that_is_too_small_or_not_well_is_told_of_in_the_plan() {
+    let service = Service::new().await;
+    let mut cluster = cluster_of("Standard_ND40rs_v2", "LowPriority");
+    for (nodes, shrink, most, state, expected) in [
+        (2, false, 1, "Succeeded", vec![(Health::Bad, "gpu2 has room for 1 of the job's 2 nodes")]),
+        (2, true, 1, "Succeeded", vec![(Health::Notice, "gpu2 has room for 1 of the job's 2 nodes")]),
+        (2, true, 0, "Succeeded", vec![(Health::Bad, "gpu2 has room for 0")]),
+        (2, false, 2, "Succeeded", vec![(Health::Good, "gpu2 of Standard_ND40rs_v2")]),
+        (1, false, 2, "Failed", vec![(Health::Good, "gpu2 of Standard_ND40rs_v2"), (Health::Notice, "gpu2 is Failed")]),
+    ] {
+        let mut plan = plan_of(AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() });
+        (plan.nodes, plan.retry.shrink) = (nodes, shrink);
+        cluster["properties"]["provisioningState"] = json!(state);
+        cluster["properties"]["properties"]["scaleSettings"] = json!({ "maxNodeCount": most });
+        service.on("GET", "/computes/gpu2", [(200, cluster.clone())]);
+        let mut room = service.provider().room(&plan).await;
+        room.retain(|finding| finding.what == "cluster");
+        assert_eq!(room.len(), expected.len(), "{room:?}");
+        for (finding, (health, message)) in room.iter().zip(expected) {
+            assert!(finding.health == health && finding.message.starts_with(message), "{finding:?}");
+        }
+    }
+}
+
 #[test]
 fn nodes_that_wait_for_each_other_are_told_of_in_the_plan() {
     let told = |nodes, spec: AzuremlSpec| offer::of_nodes(&spec.into(), nodes).is_some();
