@@ -53,7 +53,7 @@ use self::{
     tracking::Tracker,
     trainer::{End, Inputs, meaning, why},
 };
-pub use self::{nodes::Seat, order::from_store};
+pub use self::{nodes::Seat, order::from_store, service::is_of_service};
 use crate::{
     job::{
         clock::between,

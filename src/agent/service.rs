@@ -27,6 +27,11 @@ pub(super) fn own_run(job: &JobId, variables: Variables<'_>) -> Option<String> {
     variables(IN_JOB).filter(|run| AttemptId::from_machine_name(run).is_some_and(|attempt| attempt.job == *job))
 }
 
+/// Whether a service runs this process as a job of its own.
+pub fn is_of_service(job: &JobId) -> bool {
+    own_run(job, &|name| std::env::var(name).ok()).is_some()
+}
+
 impl Agent<'_> {
     /// Leaves the finished model with the service, as files that others can load. It costs the job nothing if that fails.
     pub(super) async fn leave_model(&self, variables: Variables<'_>) {

@@ -18,7 +18,7 @@ use crate::{
     job::{
         environment::MARK,
         id::{AttemptId, JobId, MAX_ATTEMPTS},
-        order::RunOrder,
+        order::{ExitReason, RunOrder},
         report::Report,
     },
 };
@@ -81,14 +81,22 @@ impl Agent {
             }
             let seat = agent::Seat::find(&order, self.node, self.address, self.locks.clone());
             let seat = seat.map_err(|why| Failure::new(Exit::Usage, why))?;
+            let is_shown = seat.leads() && agent::is_of_service(&order.job);
             let record = agent::run(&order, seat, &self.work, &cache, &*report).await?;
             let over = format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message);
             // The machine's startup script goes by this code: it must not end what makes the next machine.
             if record.reason.is_followed() && order.last_attempt.is_some_and(|last| record.attempt < last) {
                 return Err(Failure::new(Exit::Preempted, over));
             }
-            report.line(&over);
-            Ok(())
+            match record.reason {
+                // A service shows its users the end of its job by this code.
+                ExitReason::Failed if is_shown => Err(Failure::new(Exit::JobFailed, over)),
+                ExitReason::Deadline if is_shown => Err(Failure::new(Exit::Deadline, over)),
+                _ => {
+                    report.line(&over);
+                    Ok(())
+                }
+            }
         })
     }
 

@@ -142,6 +142,21 @@ const MANAGED: &str = "identity = \"managed\"";
 const USER: &str = "identity = \"user\"\ncompute = \"serverless\"";
 
 /// A place whose store takes tokens alone, and a job that signs in there with this identity.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn the_workspace_is_told_that_a_training_failed() {
+    let mut sandbox = Sandbox::new();
+    let devcloud = Devcloud::azureml(&mut sandbox, "10");
+    let job = on_azureml(&sandbox, "diverges", 20);
+    let output = sandbox.run(&["run", job.to_str().unwrap(), "--set", "train.learning_rate=1e30", "--set", "train.clip_norm=0"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(20), "{said}");
+    assert!(said.contains("step 2 diverged"), "{said}");
+    let id = sandbox.json(&["status", "diverges"])["id"].as_str().unwrap().to_owned();
+    let job = devcloud.azure("", &format!("jobs/{id}-a1?api-version=2025-12-01"));
+    assert_eq!(job["properties"]["status"], "Failed", "{job}");
+}
+
 fn with_identity(entra: &Entra, azurite: &azurite::Azurite, steps: u64, identity: &str) -> (Sandbox, Devcloud, PathBuf) {
     let mut sandbox = Sandbox::new();
     let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();
