@@ -193,6 +193,20 @@ fn a_run_of_fairseq_without_a_last_update_ends_by_epochs() {
 }
 
 #[test]
+fn directories_of_fairseq_are_read_one_an_epoch() {
+    let command = FAIRSEQ.replace("data-bin/openwebtext", "data-bin/0:data-bin/1/").replace("--max-update 100000", "--max-epoch 3");
+    let translated = translate(&command.replace("--lr-period-updates 99000", ""), NOTHING).expect("a job");
+    tells(&translated.notes, "fairseq reads one of these 2 directories an epoch");
+    let job = JobSpec::parse(&translated.text, "job.toml").expect("a job");
+    let data = job.data.expect("tokens");
+    assert_eq!(
+        (data.train, data.validation),
+        (vec!["data-bin/0/train.bin".into(), "data-bin/1/train.bin".into()], vec!["data-bin/0/valid.bin".into()])
+    );
+    assert_eq!((job.train.steps, job.train.epochs), (None, Some(1.5)));
+}
+
+#[test]
 fn fairseq_train_becomes_a_job() {
     let job = job(FAIRSEQ);
     let expected = "weight_decay = 0.1\nweight_decay_on = \"all\"\nsteps = 100000\nmicro_batch = 8\ngradient_accumulation = 8\n\

@@ -64,7 +64,7 @@ pub enum ShapeError {
     #[error("model.width = {width} is too narrow; sinusoidal positions need {least}")]
     TooNarrow { width: usize, least: usize },
     #[error(
-        "train.block_size = {block_size} is longer than the model's context of {context} positions; lower block_size or raise model.context"
+        "train.block_size = {block_size} is longer than the model's context of {context} positions; lower train.block_size, or raise model.context if no initial weights set it"
     )]
     BlockTooLong { block_size: usize, context: usize },
     #[error("train.block_size = {0} is too short; a block needs at least 2 tokens, one to read and one to predict")]

@@ -95,7 +95,7 @@ fn arch(job: &mut Job, name: &str) -> Result<(), String> {
 /// The directory that `fairseq-preprocess` wrote.
 #[allow(clippy::unnecessary_wraps)] // One of many that may fail.
 fn data(job: &mut Job, directory: &str) -> Result<(), String> {
-    job.set(DATA, directory.trim_end_matches('/'));
+    job.set(DATA, directory);
     Ok(())
 }
 
@@ -208,11 +208,23 @@ fn files(job: &mut Job) {
     if valid.contains(',') {
         job.problems.push(format!("--valid-subset: {valid} are evaluated one by one there, and one split is here; give one"));
     }
-    let Some(directory) = job.take_word(DATA) else { return };
-    let file = |name| vec![toml::Value::from(format!("{directory}/{name}.bin"))];
-    job.set("data.train", file(train));
+    let Some(data) = job.take_word(DATA) else { return };
+    let shards: Vec<&str> = data.split(':').filter(|shard| !shard.is_empty()).map(|shard| shard.trim_end_matches('/')).collect();
+    let file = |shard: &&str, name: &str| toml::Value::from(format!("{shard}/{name}.bin"));
+    job.set("data.train", shards.iter().map(|shard| file(shard, &train)).collect::<Vec<_>>());
     if is_validated {
-        job.set("data.validation", file(valid));
+        job.set("data.validation", shards.iter().take(1).map(|shard| file(shard, &valid)).collect::<Vec<_>>());
+    }
+    if shards.len() > 1 {
+        for key in ["train.epochs", VALIDATE_EPOCHS, SAVE_EPOCHS] {
+            if let Some(epochs) = job.number(key) {
+                job.set(key, epochs / shards.len() as f64);
+            }
+        }
+        let number = shards.len();
+        let note =
+            format!("fairseq reads one of these {number} directories an epoch, and an epoch here reads all: it is {number} there");
+        job.note("data", &note);
     }
 }
 
