@@ -208,7 +208,10 @@ fn files(job: &mut Job) {
     if valid.contains(',') {
         job.problems.push(format!("--valid-subset: {valid} are evaluated one by one there, and one split is here; give one"));
     }
-    let Some(data) = job.take_word(DATA) else { return };
+    let Some(data) = job.take_word(DATA) else {
+        job.problems.push("the command names no data: give the directory that fairseq-preprocess made".to_owned());
+        return;
+    };
     let shards: Vec<&str> = data.split(':').filter(|shard| !shard.is_empty()).map(|shard| shard.trim_end_matches('/')).collect();
     let file = |shard: &&str, name: &str| toml::Value::from(format!("{shard}/{name}.bin"));
     job.set("data.train", shards.iter().map(|shard| file(shard, &train)).collect::<Vec<_>>());

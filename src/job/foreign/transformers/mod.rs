@@ -375,6 +375,9 @@ fn finish(job: &mut Job) {
 
 fn settle(job: &mut Job) {
     dataset(job);
+    if !job.values.contains_key("data.train") && job.problems.is_empty() {
+        job.problems.push("the command names no text to train on: give --train_file or --dataset_name".to_owned());
+    }
     seeds(job);
     if job.values.contains_key(STEPS) {
         job.values.remove("train.epochs");
