@@ -1,9 +1,11 @@
 //! A job that is over goes on: the next attempt of the same job, from its last checkpoint.
 
+use std::path::Path;
+
 use ft_trainer::{settings::TrainSettings, state::Identity};
 use serde_json::Value;
 
-use super::{Result, World, journal::Journal, open};
+use super::{Result, World, journal::Journal, open, upload};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -68,7 +70,20 @@ pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()
     let step = checkpoint::latest(world.store.as_ref(), id).await?.map_or(0, |checkpoint| checkpoint.step);
     check_settings(before, plan, step)?;
     check_length(before, plan)?;
-    check_time(world, before, plan)
+    check_time(world, before, plan)?;
+    check_stored(world, before, plan).await
+}
+
+/// Refuses what the trainer would refuse of the data in the store, such as a prompt that is too long now. With weights that are not
+/// here their shape is not known.
+async fn check_stored(world: &World, before: &Record, plan: &Plan) -> Result<()> {
+    let is_known = plan.initial_weights.as_ref().is_none_or(|weights| Path::new(weights).is_dir());
+    match &before.dataset {
+        Some(data) if is_known && has_material(world, before, plan).await? => {
+            upload::check_stored(world, plan, data.clone()).await.map(drop)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A job that succeeded has nothing to do, unless it is made longer.

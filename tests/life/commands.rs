@@ -64,6 +64,10 @@ fn run_carries_a_job_through_its_whole_life() {
 
     // What it is called by goes wherever a model does: to read, to go on with, to begin another job with.
     assert_eq!(sandbox.ok(&["generate", "whole@20", "--prompt", "pub fn ", "--tokens", "10"]), text);
+    let prompt = format!("sample.prompt=\"{}\"", "word ".repeat(99));
+    let refused = sandbox.run(&["resume", id, "--set", "train.steps=30", "--set", &prompt]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("leaves no room in the model's context of 32"), "{said}");
     sandbox.ok(&["resume", id, "--set", "train.steps=30", "--wait"]);
     assert_eq!(
         (sandbox.json(&["status", id])["step"].as_u64(), sandbox.json(&["status", id])["attempt"].as_u64()),
