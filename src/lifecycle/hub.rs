@@ -218,7 +218,9 @@ fn is_of_tokenizer(file: &Listed) -> bool {
 
 fn tokenizer(name: &HubName, listing: &Listing) -> Result<Vec<Listed>> {
     let files: Vec<Listed> = listing.iter().filter(|file| is_of_tokenizer(file)).cloned().collect();
-    if files.is_empty() { Err(Failure::new(Exit::NotFound, format!("{name} has no tokenizer"))) } else { Ok(files) }
+    // A model's configuration is read with a tokenizer, and is none.
+    let is_absent = files.iter().all(|file| file.path == CONFIG_FILE);
+    if is_absent { Err(Failure::new(Exit::NotFound, format!("{name} has no tokenizer"))) } else { Ok(files) }
 }
 
 /// A model's small files, and beside them its weights as files of zeros of the right size: what of them a trainer reads, and what

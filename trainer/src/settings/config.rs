@@ -658,7 +658,8 @@ pub struct TokenizerConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
     /// Directory with the tokenizer's `tokenizer.json`, or `vocab.json` and `merges.txt`, such as that of the weights to
-    /// start from; only with `kind = "files"`. In a job file also `hf:OWNER/NAME[@REVISION]`: that of a model of the hub.
+    /// start from; only with `kind = "files"`. A special token that only its configuration names is made where the model's
+    /// `config.json` beside it has a row for it. In a job file also `hf:OWNER/NAME[@REVISION]`: that of a model of the hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
 }

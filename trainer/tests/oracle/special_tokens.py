@@ -36,7 +36,7 @@ def prepare(source, out, flags):
 
 def texts(names):
     rng = random.Random(7)
-    parts = [*names, *names, " ", "  ", "\n", "\t", "town", "towns", "uptown", "the end", "é", "«", "a word", "12", "'s", "<pa", "d>", "漢字"]
+    parts = [*names, *names, "never", " ", "  ", "\n", "\t", "town", "towns", "uptown", "the end", "é", "«", "a word", "12", "'s", "<pa", "d>", "漢字"]
     found = ["".join(rng.choice(parts) for _ in range(rng.randrange(1, 14))) for _ in range(1000)]
     return [text for text in found if text.strip("\0")]
 
@@ -80,13 +80,16 @@ def main():
                 directory = scratch / f"{name}-{len(good)}"
                 tokenizer.save_pretrained(directory)
                 good.append(compare(directory.name, directory, scratch))
-                # Names that only the configuration has.
+                # Names that only the configuration has, and the list of names that counts before it; with a model that has rows.
                 named = scratch / f"{directory.name}-named"
                 prepare(text, named, ["--tokenizer-from", str(base)])
                 config = json.loads((named / "tokenizer_config.json").read_text())
-                config.update(eos_token=end, bos_token="<pad>", pad_token={"content": "<mask>", "lstrip": True, "__type": "AddedToken"}, mask_token="«é»")
+                config.update(eos_token=end, bos_token="<pad>", mask_token="«é»", additional_special_tokens=["never"])
                 config["extra_special_tokens"] = ["<tail>", "town"]
                 (named / "tokenizer_config.json").write_text(json.dumps(config))
+                names = {"bos_token": "the end", "pad_token": {"content": "<mask>", "lstrip": True}}
+                (named / "special_tokens_map.json").write_text(json.dumps(names))
+                (named / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 60_000}))
                 good.append(compare(named.name, named, scratch))
                 # As little as transformers needs.
                 alone = scratch / f"{directory.name}-alone"

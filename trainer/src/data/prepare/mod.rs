@@ -31,7 +31,7 @@ const BATCH: usize = 8 << 20;
 /// A core's share of a batch.
 const SHARE: usize = 128 << 10;
 /// Changes whenever the same text would give other bytes.
-const REVISION: &str = "ft.prepare/2";
+const REVISION: &str = "ft.prepare/3";
 
 /// The stage of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

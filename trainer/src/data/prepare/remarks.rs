@@ -85,8 +85,8 @@ impl Remarks {
         });
         let json = self.json.as_ref().map(|file| {
             format!(
-                "{file} is JSON, and became text as it stands, with braces and names. Called .jsonl (an object in each line) or .json (a \
-                 list of objects), each object is a document; from a notebook, take the text out first (jupyter nbconvert)"
+                "{file} is JSON, and was taken as plain text, with its braces and names. Rename it to .jsonl (one object a line) or .json \
+                 (a list of objects), and each object becomes a document. For a notebook, extract the text first, as with jupyter nbconvert"
             )
         });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {

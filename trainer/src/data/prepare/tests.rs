@@ -124,6 +124,7 @@ fn json_by_another_name_is_told() {
         ("long.txt", format!("[{}{row}]", format!("{row},\n").repeat(200_000)), true),
         ("cut.txt", format!("[{row},"), false),
         ("numbers.txt", "[1, 2]\n".to_owned(), false),
+        ("many.txt", format!("[{}1]", "1,".repeat(3_000_000)), false),
         ("rows.jsonl", format!("{row}\n{row}"), false),
         ("one.txt", format!("{row}\nto be"), false),
         ("code.txt", "{\n}\n{\n}\n".to_owned(), false),
@@ -132,7 +133,7 @@ fn json_by_another_name_is_told() {
         let config =
             config(serde_json::json!({"train": [folder.path().join(name)], "tokenizer": {"kind": "train", "vocabulary": 260}}));
         let made = prepare(&config, None, &folder.path().join("out"), &mut |_, _, _| {}).unwrap();
-        let told = made.remarks.sentences().iter().any(|sentence| sentence.contains("is JSON, and became text as it stands"));
+        let told = made.remarks.sentences().iter().any(|sentence| sentence.contains("is JSON, and was taken as plain text"));
         assert_eq!(told, is_told, "{name}: {:?}", made.remarks);
     }
 }

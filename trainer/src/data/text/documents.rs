@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::Value;
+use serde::de::IgnoredAny;
 
 use super::rows;
 use super::source::{Kind, Source, failed};
@@ -122,17 +122,28 @@ fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit
     }
 }
 
-/// Whether a text is one JSON object, several, or a list of them. Prose after an object makes it a text that quotes one.
+/// Whether the beginning of a text is one JSON object, several, or a list of them. Prose after an object makes it a text that
+/// quotes one.
 fn is_json(text: &str, is_whole: bool) -> bool {
-    let has_fields = |value: &Value| value.as_object().is_some_and(|object| !object.is_empty());
-    let is_cut = |error: &serde_json::Error| error.is_eof() && !is_whole;
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    match (values.next(), values.next()) {
-        (Some(Ok(only)), None) => has_fields(&only) || only.as_array().is_some_and(|list| list.first().is_some_and(has_fields)),
-        (Some(Ok(first)), Some(Ok(second))) => has_fields(&first) && has_fields(&second),
-        (Some(Ok(first)), Some(Err(error))) => has_fields(&first) && is_cut(&error),
-        (Some(Err(error)), _) => text.trim_start().starts_with(['{', '[']) && is_cut(&error),
-        (None, _) => false,
+    let begins_object = |text: &str| text.trim_start().strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with('"'));
+    let seen = &text[..text.floor_char_boundary(BLOCK)];
+    let is_list = seen.trim_start().strip_prefix('[').is_some_and(begins_object);
+    if !is_list && !begins_object(seen) {
+        return false;
+    }
+    let is_cut = |error: &serde_json::Error| error.is_eof() && !(is_whole && seen.len() == text.len());
+    let mut values = serde_json::Deserializer::from_str(seen).into_iter::<IgnoredAny>();
+    match values.next() {
+        Some(Err(error)) => is_cut(&error),
+        first => {
+            let rest = &seen[values.byte_offset()..];
+            let ends_well = match values.next() {
+                None => true,
+                Some(Ok(_)) => begins_object(rest),
+                Some(Err(error)) => begins_object(rest) && is_cut(&error),
+            };
+            first.is_some() && ends_well
+        }
     }
 }
 

@@ -129,6 +129,7 @@ fn a_text_with_a_mark_is_the_text() {
     };
     put(directory, "added_tokens.json", json!({}));
     put(directory, "special_tokens_map.json", json!({"eos_token": "<|endoftext|>"}));
+    put(directory, "config.json", json!({"vocab_size": 262}));
     for name in Tokenizer::READ {
         rewrite(name, &|text| format!("\u{feff}{text}").into_bytes());
         assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "{name}");
@@ -202,7 +203,7 @@ fn tokens_that_only_a_configuration_names_are_made() {
     let mut config = json_of(directory, "tokenizer_config.json");
     for (key, value) in [
         ("pad_token", json!({"content": "<pad>", "lstrip": true, "normalized": false})),
-        ("bos_token", json!("<s>")),
+        ("bos_token", json!("<other>")),
         ("unk_token", json!("the")),
         ("mask_token", json!(7)),
         ("additional_special_tokens", json!(["<a>", null, "<pad>"])),
@@ -211,22 +212,35 @@ fn tokens_that_only_a_configuration_names_are_made() {
         config[key] = value;
     }
     put(directory, "tokenizer_config.json", &config);
-    put(directory, "special_tokens_map.json", json!({"sep_token": "<sep>", "bos_token": "<other>"}));
+    put(directory, "special_tokens_map.json", json!({"sep_token": "<sep>", "bos_token": "<s>"}));
     let names = |tokenizer: &Tokenizer| {
         tokenizer.specials().tokens().iter().map(|token| (token.id, token.content.clone())).collect::<Vec<_>>()
     };
+    let expect = |expected: &[(u32, &str)]| {
+        let expected: Vec<_> = expected.iter().map(|(id, name)| (*id, (*name).to_owned())).collect();
+        assert_eq!(names(&load(directory).unwrap()), expected);
+    };
+    let the = (plain.encode("the")[0], "the");
+    expect(&[the, (261, "<|endoftext|>")]);
+    put(directory, "config.json", json!({"vocab_size": 300}));
+    expect(&[the, (261, "<|endoftext|>"), (262, "<s>"), (263, "<sep>"), (264, "<pad>"), (265, "<image>")]);
     let loaded = load(directory).unwrap();
-    let the = plain.encode("the")[0];
-    let expected =
-        [(the, "the"), (261, "<|endoftext|>"), (262, "<s>"), (263, "<sep>"), (264, "<pad>"), (265, "<a>"), (266, "<image>")];
-    assert_eq!(names(&loaded), expected.map(|(id, name)| (id, name.to_owned())));
-    assert!(loaded.specials().tokens()[4].lstrip);
-    assert_eq!(loaded.vocabulary(), 267);
+    assert!(loaded.specials().tokens()[4].lstrip && loaded.vocabulary() == 266);
     put(directory, "config.json", json!({"vocab_size": 264}));
     assert_eq!(load(directory).unwrap().vocabulary(), 264, "the model has no row for the others");
+    for unreadable in ["[]", "{\"vocab_size\": \"many\"}", "no JSON"] {
+        put(directory, "config.json", unreadable);
+        assert_eq!(load(directory).unwrap().vocabulary(), 262, "{unreadable}");
+    }
+    put(directory, "config.json", json!({"vocab_size": 300}));
     config["added_tokens_decoder"] = json!({"261": {"content": "<|endoftext|>", "special": true}});
     put(directory, "tokenizer_config.json", &config);
-    assert!(names(&load(directory).unwrap()).iter().all(|(_, name)| name != "<sep>"), "the other file is not read");
+    expect(&[the, (261, "<|endoftext|>"), (262, "<other>"), (263, "<pad>"), (264, "<image>")]);
+    for byte in ["§", "Ġ", "é"] {
+        config["pad_token"] = json!(byte);
+        put(directory, "tokenizer_config.json", &config);
+        assert!(names(&load(directory).unwrap()).iter().all(|(_, name)| name != byte), "it stands for a byte");
+    }
 }
 
 #[test]
@@ -238,7 +252,11 @@ fn tokens_around_each_text_are_found() {
     let mut library = json_of(directory, "tokenizer.json");
     let template = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}]});
-    for step in [template.clone(), json!({"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]})] {
+    for step in [
+        template.clone(),
+        json!({"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}),
+        json!({"type": "RobertaProcessing", "cls": ["<s>", 0], "sep": ["</s>", 2]}),
+    ] {
         library["post_processor"] = step;
         put(directory, "tokenizer.json", &library);
         assert_eq!(around(), ["<s>", "</s>"]);
@@ -267,7 +285,7 @@ fn a_text_may_end_under_another_name() {
     ] {
         put(directory, file, content);
     }
-    assert_eq!(load(directory).unwrap().end_of_text(), 261, "the tokenizer's configuration says it first");
+    assert_eq!(load(directory).unwrap().end_of_text(), 262, "the list of names says it first, as in transformers");
     remove(directory, &["tokenizer_config.json"]);
     let loaded = load(directory).unwrap();
     assert_eq!(loaded.end_of_text(), 262);
@@ -275,9 +293,9 @@ fn a_text_may_end_under_another_name() {
     loaded.save(again.path()).unwrap();
     assert_eq!(load(again.path()).unwrap().end_of_text(), 262, "saved and read again");
     put(directory, "special_tokens_map.json", json!({"eos_token": "<new>"}));
-    assert_eq!(load(directory).unwrap().end_of_text(), 263, "made, as transformers does");
-    put(directory, "config.json", json!({"vocab_size": 263}));
     assert!(load(directory).unwrap_err().contains("it names the end of text `<new>`, which is none of its tokens"));
+    put(directory, "config.json", json!({"vocab_size": 264}));
+    assert_eq!(load(directory).unwrap().end_of_text(), 263, "made, as transformers does");
     put(directory, "special_tokens_map.json", json!({}));
     put(directory, "config.json", json!({"eos_token_id": 262}));
     assert_eq!(load(directory).unwrap().end_of_text(), 262, "the model's configuration has its number");

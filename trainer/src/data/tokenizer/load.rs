@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::files::{CONFIG, MERGES, TOKENIZER, VOCABULARY, characters};
-use super::named::named;
+use super::named::{named, naming_files};
 use super::special::{MOST, Special, Specials};
 use super::{END_OF_TEXT, Tokenizer};
 use crate::data::DataError;
@@ -20,7 +21,7 @@ pub const NAMES_OF_SPECIALS: &str = "special_tokens_map.json";
 /// The model's configuration, which has the number of the end of text.
 const MODEL: &str = "config.json";
 /// Everything that is read of a tokenizer. Each may be missing.
-pub const READ: [&str; 6] = [TOKENIZER, VOCABULARY, MERGES, CONFIG, ADDED, NAMES_OF_SPECIALS];
+pub const READ: [&str; 7] = [TOKENIZER, VOCABULARY, MERGES, CONFIG, ADDED, NAMES_OF_SPECIALS, MODEL];
 /// Files of tokenizers of other kinds. What transformers makes a `tokenizer.json` of is of the same kind then, and refused, too.
 pub const OTHERS: [(&str, &str); 9] = [
     ("tokenizer.model", SENTENCEPIECE),
@@ -95,7 +96,7 @@ enum Pair {
 /// A token that was added.
 #[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "they are the library's")]
-pub struct Added {
+struct Added {
     id: Option<u32>,
     content: String,
     #[serde(default)]
@@ -111,24 +112,40 @@ pub struct Added {
 }
 
 impl Added {
-    pub fn with_id(self, id: u32) -> Special {
+    fn with_id(self, id: u32) -> Special {
         let Self { id: _, content, special, lstrip, rstrip, single_word, normalized } = self;
         Special { id, content, special, lstrip, rstrip, single_word, normalized }
     }
 }
 
-/// A token by its name, with or without its rules.
+/// A token by its name, with or without its rules, which may be anything.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub enum Name {
     Plain(String),
-    Rules(Added),
+    Rules {
+        content: String,
+        #[serde(flatten)]
+        rules: Map<String, Value>,
+    },
 }
 
 impl Name {
     fn text(&self) -> &str {
-        let (Self::Plain(text) | Self::Rules(Added { content: text, .. })) = self;
+        let (Self::Plain(text) | Self::Rules { content: text, .. }) = self;
         text
+    }
+
+    /// A special token whose number is not known yet.
+    pub fn into_token(self) -> Special {
+        match self {
+            Self::Plain(content) => Special::plain(0, &content),
+            Self::Rules { content, rules } => {
+                let has = |rule: &str| rules.get(rule) == Some(&Value::Bool(true));
+                let [lstrip, rstrip, single_word, normalized] = ["lstrip", "rstrip", "single_word", "normalized"].map(has);
+                Special { lstrip, rstrip, single_word, normalized, ..Special::plain(0, &content) }
+            }
+        }
     }
 }
 
@@ -144,8 +161,8 @@ struct Config {
 
 #[derive(Default, Deserialize)]
 struct ModelConfig {
-    eos_token_id: Option<serde_json::Value>,
-    vocab_size: Option<u32>,
+    eos_token_id: Option<Value>,
+    vocab_size: Option<Value>,
 }
 
 /// Numbers of tokens by name, and the pairs that become one where the same file has them.
@@ -259,14 +276,21 @@ fn added(directory: &Path, base: &FxHashMap<String, usize>) -> Result<Vec<Specia
         return Err(DataError::Tokenizer { path: directory.to_owned(), reason });
     }
     let mut found: Vec<Special> = found.into_values().collect();
-    // A model without a row for it must not get a token that only a configuration names.
-    let rows = optional::<ModelConfig>(&directory.join(MODEL))?.and_then(|model| model.vocab_size).unwrap_or(u32::MAX);
+    // Weights without a row for it could not take the data, so a new one needs a model's configuration that has one.
+    let rows = optional::<ModelConfig>(&directory.join(MODEL)).ok().flatten().and_then(|model| model.vocab_size?.as_u64());
     let mut next = (base.len() + found.iter().filter(|token| !base.contains_key(&token.content)).count()) as u32;
     for token in named(directory)? {
-        let id = base.get(&token.content).and_then(|id| u32::try_from(*id).ok()).unwrap_or(next);
-        if id < rows && found.len() < MOST && found.iter().all(|known| known.content != token.content) {
-            next += u32::from(id == next);
-            found.push(Special { id, ..token });
+        if found.len() >= MOST || found.iter().any(|known| known.content == token.content) {
+            continue;
+        }
+        match base.get(&token.content).map(|id| *id as u32) {
+            // Other characters stand for a byte, and not for themselves.
+            Some(id) if token.content.is_ascii() => found.push(Special { id, ..token }),
+            None if u64::from(next) < rows.unwrap_or(0) => {
+                found.push(Special { id: next, ..token });
+                next += 1;
+            }
+            _ => {}
         }
     }
     found.sort_by_key(|token| token.id);
@@ -279,7 +303,8 @@ fn end_of_text(directory: &Path, tokens: &[Vec<u8>], added: &[Special]) -> Resul
         let added = added.iter().find(|token| token.content == name).map(|token| token.id);
         added.or_else(|| tokens.iter().position(|token| token == name.as_bytes()).map(|id| id as u32))
     };
-    for file in [CONFIG, NAMES_OF_SPECIALS] {
+    let files = naming_files(directory)?;
+    for file in files.iter().chain(&[CONFIG, NAMES_OF_SPECIALS]) {
         let path = directory.join(file);
         let config: Config = optional(&path)?.unwrap_or_default();
         if config.add_prefix_space == Some(true) {

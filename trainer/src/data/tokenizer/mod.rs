@@ -54,7 +54,7 @@ impl Tokenizer {
     pub const FILES: [&str; 4] = files::NAMES;
 
     /// All that [`Tokenizer::load`] reads, as far as they are there.
-    pub const READ: [&str; 6] = load::READ;
+    pub const READ: [&str; 7] = load::READ;
     /// Files that have a tokenizer which is not read, and what they are.
     pub const OTHERS: [(&str, &str); 9] = load::OTHERS;
 

@@ -222,7 +222,10 @@ pub fn parts(spec: &TensorSpec, variant: Variant) -> (Vec<String>, Vec<usize>) {
 pub fn needed(directory: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let (files, index) = weight_files(directory)?;
     let tokenizer = if Tokenizer::lies_in(directory) { Tokenizer::files(directory) } else { Vec::new() };
-    Ok([directory.join(CONFIG_FILE)].into_iter().chain(index).chain(files).chain(tokenizer).collect())
+    let configuration = directory.join(CONFIG_FILE);
+    // A tokenizer is read with it, too.
+    let tokenizer = tokenizer.into_iter().filter(|path| *path != configuration).collect::<Vec<_>>();
+    Ok([configuration].into_iter().chain(index).chain(files).chain(tokenizer).collect())
 }
 
 /// The files with the weights, and the index that names them.
