@@ -201,17 +201,36 @@ pub(super) fn variables(job: &mut Job, words: &[String]) {
         name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
     };
-    let given = words.iter().filter_map(|word| word.split_once('=').filter(|(name, _)| is_name(name)));
+    let given =
+        words.iter().skip_while(|word| *word == "env").map_while(|word| word.split_once('=').filter(|(name, _)| is_name(name)));
     let (visible, others): (Vec<_>, Vec<_>) = given.partition(|(name, _)| *name == VISIBLE);
-    // The program sees none with an empty value or -1.
-    let devices = visible.last().map(|(_, value)| value.split(',').filter(|id| !["", "-1"].contains(&id.trim())).count());
+    // CUDA sees none from the first that is no device.
+    let is_device = |id: &&str| !["", "-1"].contains(&id.trim());
+    let devices = visible.last().map(|(_, value)| value.split(',').take_while(is_device).count());
     job.processes.visible = devices.and_then(|devices| u32::try_from(devices).ok()).filter(|devices| (1..=MOST).contains(devices));
-    if job.processes.visible.is_some() {
-        job.note(VISIBLE, "a process for each of these GPUs, unless a flag says how many; the plan chooses the machine");
-    }
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
         job.note(&names.join(", "), "left out; set compute.environment for what the trainer needs of them");
+    }
+}
+
+/// Launchers that start one process unless told otherwise, however many GPUs there are, and a program that starts none besides
+/// itself. `run_clm.py` without a launcher uses all, by DataParallel.
+const STARTS_ONE: [&str; 6] =
+    ["torchrun", "torch.distributed.launch", "torch.distributed.run", "mpirun", "mpiexec", "run_clm_no_trainer.py"];
+
+/// As many processes as there are GPUs to be seen, where the command starts one on each.
+fn settle_visible(job: &mut Job, words: &[String]) {
+    let Some(visible) = job.processes.visible else { return };
+    let names = || words.iter().filter_map(|word| word.rsplit('/').next());
+    let starts_one = !names().any(|name| name == "accelerate") && names().any(|name| STARTS_ONE.contains(&name));
+    let processes = &mut job.processes;
+    let is_said = processes.per_node.is_some() || processes.together.is_some() || !processes.hosts.is_empty();
+    if is_said || starts_one {
+        job.note(VISIBLE, "the plan chooses the machine and its GPUs");
+    } else {
+        processes.per_node = Some(visible);
+        job.note(VISIBLE, "a process for each of these GPUs; the plan chooses the machine");
     }
 }
 
@@ -226,10 +245,8 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
             _ => {}
         }
     }
-    let processes = &mut job.processes;
-    if processes.together.is_none() && processes.hosts.is_empty() {
-        processes.per_node = processes.per_node.or(processes.visible);
-    }
+    settle_visible(job, words);
+    let processes = &job.processes;
     let said = processes.per_node.is_some() || processes.together.is_some() || !processes.hosts.is_empty();
     let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
     if let Some(program) = program.filter(|_| !said) {

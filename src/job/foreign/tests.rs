@@ -195,15 +195,18 @@ fn a_run_of_fairseq_without_a_last_update_ends_by_epochs() {
 #[test]
 fn directories_of_fairseq_are_read_one_an_epoch() {
     let command = FAIRSEQ.replace("data-bin/openwebtext", "data-bin/0:data-bin/1/").replace("--max-update 100000", "--max-epoch 3");
-    let translated = translate(&command.replace("--lr-period-updates 99000", ""), NOTHING).expect("a job");
-    tells(&translated.notes, "fairseq reads one of these 2 directories an epoch");
+    let command = command
+        .replace("--lr-period-updates 99000", "")
+        .replace("--save-interval-updates 2000", "")
+        .replace("--no-epoch-checkpoints", "");
+    let translated = translate(&command, NOTHING).expect("a job");
+    tells(&translated.notes, "an epoch here is 2 of fairseq's");
     let job = JobSpec::parse(&translated.text, "job.toml").expect("a job");
     let data = job.data.expect("tokens");
-    assert_eq!(
-        (data.train, data.validation),
-        (vec!["data-bin/0/train.bin".into(), "data-bin/1/train.bin".into()], vec!["data-bin/0/valid.bin".into()])
-    );
-    assert_eq!((job.train.steps, job.train.epochs), (None, Some(1.5)));
+    assert_eq!(data.train, ["data-bin/0/train.bin", "data-bin/1/train.bin"]);
+    assert_eq!(data.validation, ["data-bin/0/valid.bin"]);
+    let half = Length::Epochs(0.5);
+    assert_eq!((job.train.epochs, job.train.eval_every, job.train.checkpoint_every), (Some(1.5), half, half));
 }
 
 #[test]
@@ -304,6 +307,7 @@ fn a_switch_may_have_a_value() {
     assert_eq!(precision("--bf16"), precision("--bf16 True"));
     assert_eq!(precision("--bf16=false"), precision(""));
     assert_ne!(precision("--bf16"), precision(""));
+    assert_eq!(job(&format!("accelerate launch --mixed_precision bf16 {SMALL} --fp16")).train.precision, precision("--fp16"));
     for flags in ["--bf16 --fp16", "--fp16 --bf16"] {
         let refused = translate(&format!("{SMALL} {flags}"), NOTHING).unwrap_err();
         assert!(refused.what.contains("the program takes one of fp16 and bf16"), "{}", refused.what);
@@ -531,6 +535,9 @@ fn launchers_say_how_many_machines_and_processes_there_are() {
         ("CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed --num_gpus 2", None, Some(2)),
         ("env CUDA_VISIBLE_DEVICES=2,3 python", None, Some(2)),
         ("CUDA_VISIBLE_DEVICES= python", None, None),
+        ("CUDA_VISIBLE_DEVICES=0,1,-1,2 accelerate launch", None, Some(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun", None, None),
+        ("CUDA_VISIBLE_DEVICES=0,1 python -m torch.distributed.launch", None, None),
         ("deepspeed --num_nodes=2 --num_gpus=8", Some(2), Some(8)),
         ("deepspeed --hostfile hosts", Some(2), Some(8)),
         ("deepspeed --hostfile hosts --num_nodes 1", None, Some(8)),
@@ -561,7 +568,11 @@ fn a_second_seed_is_taken_when_it_is_the_same() {
         );
     }
     let refused = translate(&format!("{SMALL} --data_seed 7"), NOTHING).unwrap_err();
-    assert!(refused.what.contains("--data_seed: one seed, 42 by --seed, is for weights and order here"), "{}", refused.what);
+    assert!(
+        refused.what.contains("--data_seed: 7 is not the seed 42: one seed (--seed) decides weights and order here"),
+        "{}",
+        refused.what
+    );
 }
 
 #[test]
@@ -570,6 +581,10 @@ fn variables_before_a_command_are_told() {
         translate(&format!("CUDA_VISIBLE_DEVICES=0,1 WANDB_MODE=offline A_1=b python {SMALL}"), NOTHING).expect("a job");
     tells(&translated.notes, "CUDA_VISIBLE_DEVICES: a process for each of these GPUs");
     tells(&translated.notes, "WANDB_MODE, A_1: left out");
+    let of_flag = notes(&format!("torchrun --rdzv_conf timeout=900 {SMALL}"));
+    assert!(!of_flag.iter().any(|note| note.contains("left out; set compute.environment")), "{of_flag:?}");
+    let alone = SMALL.replace("run_clm.py", "run_clm_no_trainer.py");
+    assert_eq!(job(&format!("CUDA_VISIBLE_DEVICES=0,1 {alone}")).compute.processes_per_node, None);
 }
 
 #[test]

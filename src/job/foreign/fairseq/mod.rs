@@ -52,6 +52,8 @@ const LEAST_SCALE: &str = "train.loss_scaling.minimum";
 
 // What stands in a job only until all flags are known: no settings.
 const DATA: &str = "directory";
+/// Directories of which each is an epoch of fairseq's.
+const SHARDS: &str = "shards";
 const TRAIN_SUBSET: &str = "train_subset";
 const VALID_SUBSET: &str = "valid_subset";
 const UNVALIDATED: &str = "unvalidated";
@@ -219,14 +221,14 @@ fn files(job: &mut Job) {
         job.set("data.validation", shards.iter().take(1).map(|shard| file(shard, &valid)).collect::<Vec<_>>());
     }
     if shards.len() > 1 {
-        for key in ["train.epochs", VALIDATE_EPOCHS, SAVE_EPOCHS] {
-            if let Some(epochs) = job.number(key) {
-                job.set(key, epochs / shards.len() as f64);
-            }
+        let number = shards.len() as f64;
+        if let Some(epochs) = job.number("train.epochs") {
+            job.set("train.epochs", epochs / number);
         }
-        let number = shards.len();
-        let note =
-            format!("fairseq reads one of these {number} directories an epoch, and an epoch here reads all: it is {number} there");
+        job.set(SHARDS, number);
+        let note = format!(
+            "an epoch here is {number} of fairseq's, which reads one of the directories in each: epochs are divided by {number}"
+        );
         job.note("data", &note);
     }
 }
@@ -288,7 +290,8 @@ fn schedule(job: &mut Job) {
 /// interval for each.
 fn intervals(job: &mut Job) {
     let [validate, save] = [VALIDATE_EPOCHS, SAVE_EPOCHS].map(|key| job.values.remove(key).as_ref().and_then(as_number));
-    let after = |number: Option<f64>| number.filter(|number| *number >= 1.0).map(super::epochs);
+    let shards = job.values.remove(SHARDS).as_ref().and_then(as_number).unwrap_or(1.0);
+    let after = |number: Option<f64>| number.filter(|number| *number >= 1.0).map(|number| super::epochs(number / shards));
     if job.values.remove(UNSAVED).is_some() {
         job.set(CHECKPOINT_EVERY, 0);
         job.note("--no-save", "a run always leaves a checkpoint of its end; one whose machine is lost begins from its start");

@@ -108,6 +108,8 @@ const EVAL_STRATEGY: &str = "eval_strategy";
 const SAVE_STRATEGY: &str = "save_strategy";
 const LOG_STRATEGY: &str = "logging_strategy";
 const DATA_SEED: &str = "data_seed";
+/// Either that flags of the program turned on.
+const HALF: &str = "half";
 /// A type that is named as a size.
 const TYPE: &str = "type";
 /// A published tokenizer, which is the usual one here.
@@ -376,9 +378,10 @@ fn finish(job: &mut Job) {
 fn settle(job: &mut Job) {
     dataset(job);
     if !job.values.contains_key("data.train") && job.problems.is_empty() {
-        job.problems.push("the command names no text to train on: give --train_file or --dataset_name".to_owned());
+        job.problems.push("the command names no text to train on: give --train_file (--train_data_file of run_language_modeling.py) or --dataset_name".to_owned());
     }
     seeds(job);
+    job.values.remove(HALF);
     if job.values.contains_key(STEPS) {
         job.values.remove("train.epochs");
     }
@@ -489,23 +492,24 @@ fn data_seed(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The program refuses both.
+/// The program refuses both. Its flag counts before one of its launcher.
 fn half(job: &mut Job, precision: &str) -> Result<(), String> {
-    let is_other = |set: &toml::Value| set.as_str().is_some_and(|set| set != precision && set != "fp32");
-    if job.values.get(PRECISION_OF_JOB).is_some_and(is_other) {
+    if job.values.get(HALF).is_some_and(|other| other.as_str() != Some(precision)) {
         return Err("the program takes one of fp16 and bf16; leave the other out".to_owned());
     }
-    job.set(PRECISION_OF_JOB, precision);
+    for key in [HALF, PRECISION_OF_JOB] {
+        job.set(key, precision);
+    }
     Ok(())
 }
 
-/// One seed is for weights and order here.
 fn seeds(job: &mut Job) {
     let Some(order) = job.values.remove(DATA_SEED) else { return };
     let seed = job.values.get("train.seed").cloned().unwrap_or_else(|| 42.into());
     if order != seed {
-        job.problems
-            .push(format!("--data_seed: one seed, {seed} by --seed, is for weights and order here; leave it out or give the same"));
+        job.problems.push(format!(
+            "--data_seed: {order} is not the seed {seed}: one seed (--seed) decides weights and order here; leave it out, or give both the same"
+        ));
     }
 }
 
