@@ -9,6 +9,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use super::App;
@@ -24,6 +25,8 @@ use crate::{
 };
 use clap::Args;
 
+/// A service kills the agents of the other nodes when that of one fails. They get this time to send their last lines.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// An order, and the variables of an agent, have some kilobytes.
 const LARGEST: u64 = 1 << 20;
 
@@ -88,15 +91,20 @@ impl Agent {
             if record.reason.is_followed() && order.last_attempt.is_some_and(|last| record.attempt < last) {
                 return Err(Failure::new(Exit::Preempted, over));
             }
-            match record.reason {
-                // A service shows its users the end of its job by this code.
-                ExitReason::Failed if is_shown => Err(Failure::new(Exit::JobFailed, over)),
-                ExitReason::Deadline if is_shown => Err(Failure::new(Exit::Deadline, over)),
-                _ => {
-                    report.line(&over);
-                    Ok(())
-                }
+            // A service shows its users the end of its job by this code.
+            let shown = match record.reason {
+                ExitReason::Failed => Exit::JobFailed,
+                ExitReason::Deadline => Exit::Deadline,
+                _ => Exit::Done,
+            };
+            if !is_shown || shown == Exit::Done {
+                report.line(&over);
+                return Ok(());
             }
+            if order.nodes > 1 {
+                tokio::time::sleep(FAREWELL).await;
+            }
+            Err(Failure::new(shown, over))
         })
     }
 

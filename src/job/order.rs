@@ -193,7 +193,8 @@ impl ExitReason {
 
 pub const HEARTBEAT_SCHEMA: &str = "ftctl.heartbeat/1";
 
-/// `heartbeat.json`: overwritten every few seconds. Readers judge it by whether it *changes*, not by its time: clocks differ.
+/// `heartbeat.json`: overwritten every few seconds. A supervisor judges it by whether it *changes*, not by its time: clocks
+/// differ. `status` tells its time when that is long ago.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     pub schema: String,

@@ -1,8 +1,6 @@
 //! A job that is over goes on: the next attempt of the same job, from its last checkpoint.
 
-use std::path::Path;
-
-use ft_trainer::{settings::TrainSettings, state::Identity};
+use ft_trainer::{model::hugging_face::CONFIG_FILE, settings::TrainSettings, state::Identity};
 use serde_json::Value;
 
 use super::{Result, World, journal::Journal, open, upload};
@@ -74,16 +72,21 @@ pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()
     check_stored(world, before, plan).await
 }
 
-/// Refuses what the trainer would refuse of the data in the store, such as a prompt that is too long now. With weights that are not
-/// here their shape is not known.
+/// Refuses what the trainer would refuse of the data in the store, such as a prompt that is too long now.
 async fn check_stored(world: &World, before: &Record, plan: &Plan) -> Result<()> {
-    let is_known = plan.initial_weights.as_ref().is_none_or(|weights| Path::new(weights).is_dir());
-    match &before.dataset {
-        Some(data) if is_known && has_material(world, before, plan).await? => {
-            upload::check_stored(world, plan, data.clone()).await.map(drop)
-        }
-        _ => Ok(()),
+    let Some(data) = before.dataset.clone() else { return Ok(()) };
+    if !has_material(world, before, plan).await? {
+        return Ok(());
     }
+    let trouble = |error| Failure::new(Exit::Failure, format!("cannot keep the shape of the weights for a moment: {error}"));
+    let folder = tempfile::tempdir().map_err(trouble)?;
+    let mut plan = plan.clone();
+    if let Some(weights) = &before.initial_weights {
+        let Some(shape) = dataset::small_file(world.store.as_ref(), weights, CONFIG_FILE).await? else { return Ok(()) };
+        std::fs::write(folder.path().join(CONFIG_FILE), shape).map_err(trouble)?;
+        plan.initial_weights = Some(folder.path().to_string_lossy().into_owned());
+    }
+    upload::check_stored(world, &plan, data).await.map(drop)
 }
 
 /// A job that succeeded has nothing to do, unless it is made longer.

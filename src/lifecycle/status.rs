@@ -165,6 +165,7 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
             && let Some(exit) = read_exit(store, record).await?
         {
             status.reason = Some(format!("attempt {} ended: {}", record.attempt, exit.message));
+            status.silent_since = None;
         }
     }
     Ok(status)
