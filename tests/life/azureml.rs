@@ -141,7 +141,6 @@ fn a_job_that_may_shrink_goes_on_with_one_node_of_two_and_ends_with_the_bytes_of
 const MANAGED: &str = "identity = \"managed\"";
 const USER: &str = "identity = \"user\"\ncompute = \"serverless\"";
 
-/// A place whose store takes tokens alone, and a job that signs in there with this identity.
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn the_workspace_is_told_that_a_training_failed() {
@@ -157,6 +156,7 @@ fn the_workspace_is_told_that_a_training_failed() {
     assert_eq!(job["properties"]["status"], "Failed", "{job}");
 }
 
+/// A place whose store takes tokens alone, and a job that signs in there with this identity.
 fn with_identity(entra: &Entra, azurite: &azurite::Azurite, steps: u64, identity: &str) -> (Sandbox, Devcloud, PathBuf) {
     let mut sandbox = Sandbox::new();
     let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();

@@ -125,7 +125,7 @@ async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan, nodes: [u
         return Ok(vec![Finding::bad(what, error.message, error.fix.unwrap_or_default())]);
     }
     let narrow = cluster::limit(&found).filter(|limit| *limit < nodes[0]).map(|limit| {
-        let message = format!("{cluster} has room for {limit} of the job's {} nodes", nodes[0]);
+        let message = format!("the cluster {cluster} has a maximum of {limit}, and the job wants {} nodes", nodes[0]);
         let fix = "raise the cluster's maximum number of nodes in the studio, or lower compute.nodes";
         if limit < nodes[1] { Finding::bad(what, message, fix) } else { Finding::notice(what, message, fix) }
     });

@@ -631,9 +631,9 @@ async fn a_named_cluster_that_is_too_small_or_not_well_is_told_of_in_the_plan() 
     let service = Service::new().await;
     let mut cluster = cluster_of("Standard_ND40rs_v2", "LowPriority");
     for (nodes, shrink, most, state, expected) in [
-        (2, false, 1, "Succeeded", vec![(Health::Bad, "gpu2 has room for 1 of the job's 2 nodes")]),
-        (2, true, 1, "Succeeded", vec![(Health::Notice, "gpu2 has room for 1 of the job's 2 nodes")]),
-        (2, true, 0, "Succeeded", vec![(Health::Bad, "gpu2 has room for 0")]),
+        (2, false, 1, "Succeeded", vec![(Health::Bad, "the cluster gpu2 has a maximum of 1, and the job wants 2 nodes")]),
+        (2, true, 1, "Succeeded", vec![(Health::Notice, "the cluster gpu2 has a maximum of 1, and the job wants 2 nodes")]),
+        (2, true, 0, "Succeeded", vec![(Health::Bad, "the cluster gpu2 has a maximum of 0")]),
         (2, false, 2, "Succeeded", vec![(Health::Good, "gpu2 of Standard_ND40rs_v2")]),
         (1, false, 2, "Failed", vec![(Health::Good, "gpu2 of Standard_ND40rs_v2"), (Health::Notice, "gpu2 is Failed")]),
     ] {
