@@ -79,6 +79,10 @@ fn run_carries_a_job_through_its_whole_life() {
     sandbox.ok(&["run", next.to_str().unwrap()]);
     let before = |job: &str| sandbox.json(&["bill", job])["results"]["first_perplexity"].as_f64().unwrap();
     assert!(before("next") < before("whole"), "it began with the other's weights");
+    // Their shape is that in the store.
+    let refused = sandbox.run(&["resume", "next", "--set", "train.steps=4", "--set", &prompt]);
+    assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
+    sandbox.ok(&["resume", "next", "--set", "train.steps=4", "--wait"]);
 }
 
 #[test]

@@ -219,7 +219,7 @@ pub(super) fn variables(job: &mut Job, words: &[String]) {
 const STARTS_ONE: [&str; 6] =
     ["torchrun", "torch.distributed.launch", "torch.distributed.run", "mpirun", "mpiexec", "run_clm_no_trainer.py"];
 
-/// As many processes as there are GPUs to be seen, where the command starts one on each.
+/// Sets as many processes as there are GPUs to be seen, where the command starts one on each.
 fn settle_visible(job: &mut Job, words: &[String]) {
     let Some(visible) = job.processes.visible else { return };
     let names = || words.iter().filter_map(|word| word.rsplit('/').next());
