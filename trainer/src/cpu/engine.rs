@@ -25,6 +25,15 @@ pub(crate) fn is_own() -> bool {
     ENGINE.get() == Engine::Own
 }
 
+/// Whether oneDNN multiplies numbers of bf16 by way of copies in `f32` on this processor: one with AVX-512, and without its
+/// instructions for bf16.
+pub(crate) fn copies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return super::vectorise::has_avx512() && !is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Whether libtorch's products of `kind` are oneDNN's on this processor. Those of 16-bit numbers are plain loops where oneDNN has
 /// none: before AVX-512, for fp16 before its extension for it. A step of GPT-2 small takes minutes with them.
 pub(crate) fn has_onednn_products(kind: Kind) -> bool {
