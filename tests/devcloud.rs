@@ -710,7 +710,7 @@ fn docker_on_azure_a_job_from_a_registry_that_is_preempted_ends_with_the_same_we
         let lever = format!("/devcloud/preempt?job={id}-a1{how}");
         assert_eq!(world.devcloud.ask("POST", &lever, &Value::Null).0, 200);
     };
-    preempt("&withdrawn=1");
+    preempt("&withdrawn=2");
     wait_until("the withdrawal", || world.ok(&["logs", "quickstart"]).contains("the cloud has withdrawn the notice"));
     assert_eq!(world.status()["attempt"], 1);
     preempt("");

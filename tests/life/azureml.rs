@@ -72,12 +72,13 @@ fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() 
     assert!(plan.contains("Standard_ND40rs_v2") && plan.contains("idle"), "{plan}");
     let expected = finish(&sandbox, &sandbox.submit(&job));
 
-    // A real notice is half a minute, in which this job would be done.
+    // A real notice is half a minute, in which this job would be done. An agent asks for notices every second, so one that is
+    // withdrawn after a second may never be seen.
     devcloud.goes_wrong(r#"{ "notice": "3s" }"#);
     let id = sandbox.submit(&on_azureml(&sandbox, "disturbed", STEPS));
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1);
-    devcloud.ask("POST", &format!("preempt?job={id}-a1&withdrawn=1"), "");
+    devcloud.ask("POST", &format!("preempt?job={id}-a1&withdrawn=2"), "");
     Sandbox::until("the withdrawal", || sandbox.ok(&["logs", &id]).contains("the cloud has withdrawn the notice"));
     assert_eq!(sandbox.json(&["status", &id])["attempt"], 1);
     devcloud.ask("POST", &format!("preempt?job={id}-a1"), "");
