@@ -86,7 +86,8 @@ fn wrong(name: &str, value: &str) -> Option<String> {
     value.contains(char::is_control).then(|| format!("the value of {name} has a line break or another control character in it"))
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether a variable can be called so.
+pub fn is_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(fits) && !name.starts_with(|first: char| first.is_ascii_digit())
 }

@@ -1,6 +1,7 @@
 //! Programs that start a program, or one process for each device, and their flags: a job gets as many machines and processes.
 
 use super::{Flag, Job, Meaning::*, OWN_PROCESSES, Read, Setting::Word as W, ZERO};
+use crate::job::environment;
 
 /// `deepspeed`, `torchrun`, `python -m torch.distributed.launch`, `accelerate launch`, `mpirun`, and `python` itself.
 pub(super) const FLAGS: &[&[Flag]] = &[&[
@@ -154,6 +155,11 @@ impl Processes {
         self.together == Some(1) || (self.nodes.is_some() && self.per_node.or(self.together).is_some())
     }
 
+    /// Whether the command names their number.
+    fn are_said(&self) -> bool {
+        self.per_node.is_some() || self.together.is_some() || !self.hosts.is_empty()
+    }
+
     /// All machines have as many processes, which is what a job can be told.
     fn settle(&mut self) -> Result<(), String> {
         let named = u32::try_from(self.hosts.len()).ok().filter(|hosts| *hosts > 0);
@@ -197,12 +203,8 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The variables before a command, as `NAME=value`. Those of a job are for the trainer alone, so most have no meaning here.
 pub(super) fn variables(job: &mut Job, words: &[String]) {
-    let is_name = |name: &str| {
-        name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
-            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-    };
-    let given =
-        words.iter().skip_while(|word| *word == "env").map_while(|word| word.split_once('=').filter(|(name, _)| is_name(name)));
+    let variable = |word| str::split_once(word, '=').filter(|(name, _)| environment::is_name(name));
+    let given = words.iter().map(String::as_str).skip_while(|word| *word == "env").map_while(variable);
     let (visible, others): (Vec<_>, Vec<_>) = given.partition(|(name, _)| *name == VISIBLE);
     // CUDA sees none from the first that is no device.
     let is_device = |id: &&str| !["", "-1"].contains(&id.trim());
@@ -224,12 +226,10 @@ fn settle_visible(job: &mut Job, words: &[String]) {
     let Some(visible) = job.processes.visible else { return };
     let names = || words.iter().filter_map(|word| word.rsplit('/').next());
     let starts_one = !names().any(|name| name == "accelerate") && names().any(|name| STARTS_ONE.contains(&name));
-    let processes = &mut job.processes;
-    let is_said = processes.per_node.is_some() || processes.together.is_some() || !processes.hosts.is_empty();
-    if is_said || starts_one {
+    if job.processes.are_said() || starts_one {
         job.note(VISIBLE, "the plan chooses the machine and its GPUs");
     } else {
-        processes.per_node = Some(visible);
+        job.processes.per_node = Some(visible);
         job.note(VISIBLE, "a process for each of these GPUs; the plan chooses the machine");
     }
 }
@@ -246,8 +246,7 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
         }
     }
     settle_visible(job, words);
-    let processes = &job.processes;
-    let said = processes.per_node.is_some() || processes.together.is_some() || !processes.hosts.is_empty();
+    let said = job.processes.are_said();
     let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
     if let Some(program) = program.filter(|_| !said) {
         job.processes.are_of_gpus = true;

@@ -1,3 +1,7 @@
+//! Command lines and the jobs that they become.
+//!
+//! One file for tests that share the small commands; examples of documentation, kinds of input and lists of flags have theirs.
+
 mod examples;
 mod kinds;
 mod known;

@@ -133,17 +133,14 @@ fn is_json(text: &str, is_whole: bool) -> bool {
     }
     let is_cut = |error: &serde_json::Error| error.is_eof() && !(is_whole && seen.len() == text.len());
     let mut values = serde_json::Deserializer::from_str(seen).into_iter::<IgnoredAny>();
+    if let Some(Err(error)) = values.next() {
+        return is_cut(&error);
+    }
+    let rest = &seen[values.byte_offset()..];
     match values.next() {
-        Some(Err(error)) => is_cut(&error),
-        first => {
-            let rest = &seen[values.byte_offset()..];
-            let ends_well = match values.next() {
-                None => true,
-                Some(Ok(_)) => begins_object(rest),
-                Some(Err(error)) => begins_object(rest) && is_cut(&error),
-            };
-            first.is_some() && ends_well
-        }
+        None => true,
+        Some(Ok(_)) => begins_object(rest),
+        Some(Err(error)) => begins_object(rest) && is_cut(&error),
     }
 }
 
