@@ -131,7 +131,7 @@ pub struct Submitted {
 
 impl Submitted {
     pub fn of(record: &Record) -> Self {
-        Self { id: record.id.to_string(), state: record.state.label(record.outcome) }
+        Self { id: record.id.to_string(), state: record.label() }
     }
 }
 

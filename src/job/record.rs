@@ -256,7 +256,13 @@ impl Record {
 
     /// The state as a user is shown it.
     pub fn label(&self) -> &'static str {
-        if self.waiting.is_some() { "waiting" } else { self.state.label(self.outcome) }
+        match self.state {
+            _ if self.waiting.is_some() => "waiting",
+            // `up` is done: what is left is `submit`, which on a job service brings the machine.
+            State::Submitting if !self.submitted => "ready",
+            State::Imaging if !self.submitted && self.plan.compute.queues() => "ready",
+            state => state.label(self.outcome),
+        }
     }
 
     /// Translates a record of an older ftctl, which counted an attempt from when its machine was asked for, and had one deadline

@@ -27,13 +27,14 @@ pub enum Outcome {
     Cancelled,
 }
 
-/// The words of [`State::label`], and `waiting`.
-pub const LABELS: [&str; 13] = [
+/// The words of [`State::label`], and what a job may be called meanwhile: `waiting`, `ready`.
+pub const LABELS: [&str; 14] = [
     "planned",
     "uploading",
     "building",
     "waiting",
     "provisioning",
+    "ready",
     "submitting",
     "running",
     "collecting",

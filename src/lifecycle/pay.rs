@@ -26,8 +26,7 @@ pub enum Paid {
 pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     let record = match journal::read(world.store.as_ref(), id).await {
         Ok((record, _)) if !matches!(record.state, State::TearingDown | State::Finished) => {
-            let state = record.state.label(record.outcome);
-            return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
+            return Ok(Paid::NotOwed { why: format!("it is {}, and `ftctl down {id}` ends it", record.label()) });
         }
         Ok((record, _)) => Some(record),
         Err(failure) if failure.exit == Exit::NotFound => None,

@@ -176,7 +176,7 @@ fn a_debt_ends_no_healthy_job_and_an_honest_one_is_paid() {
     let owed = format!("ftctl/v1/debts/{id}.json");
     put(&store, &owed, &debt(&id));
     let said = sandbox.run(&["status"]);
-    assert!(said.stderr.contains("nothing was destroyed: it is submitting"), "{}", said.stderr);
+    assert!(said.stderr.contains("nothing was destroyed: it is ready"), "{}", said.stderr);
     let cloud = || fs::read_to_string(sandbox.state().join("fake/cloud.json")).unwrap();
     assert!(cloud().contains(&format!("\"{id}-a1\": {{")), "its machine is there");
     let record = store.join(format!("ftctl/v1/jobs/{id}/record.json"));

@@ -235,6 +235,7 @@ fn a_job_without_an_identity_has_its_signature_in_its_variables_alone() {
     let job = on_azureml(&sandbox, "signed", 300);
     let ready = sandbox.ok(&["up", job.to_str().unwrap()]);
     assert!(sandbox.ok(&["explain", ready.trim()]).contains("everything is ready"), "{ready}");
+    assert_eq!(sandbox.json(&["status", ready.trim()])["state"], "ready");
     assert_eq!(devcloud.made_jobs(), [""; 0], "no node waits for an order");
     let id = sandbox.submit(&job);
     assert_eq!(id, ready.trim());

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Said, Sandbox};
+use crate::common::{Runs as _, Said, Sandbox};
 use ftctl::job::id::{JobId, path};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -206,6 +206,7 @@ fn following_what_up_made_ready_does_not_start_it() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("ready");
     let id = sandbox.run(&["up", "job.toml"]).stdout.trim().to_owned();
+    assert_eq!(sandbox.json(&["status", "--state", "ready"])["jobs"][0]["state"], "ready");
     let said = sandbox.run(&["logs", "-f", &id]);
     let message = format!(
         "error: the job {id} is ready, and was not submitted\n  fix: `ftctl submit` with its file starts it, `ftctl down {id}` undoes it\n"
