@@ -134,7 +134,7 @@ fn usual(lines: &[Line]) -> Option<f64> {
     rates.get(rates.len() / 2).copied()
 }
 
-/// The pace by the data sheet of the machine's GPU and the dropout masks that it waits for, or why there is none: main memory is
+/// The pace by the data sheet of the machines' GPUs and the dropout masks that they wait for, or why there is none: main memory is
 /// read and written in each step, or the processor has hardly begun the work when the GPU is done.
 fn reckoned(plan: &Plan, shape: &Shape, operations: f64) -> Result<Pace, &'static str> {
     let train = &plan.train;
@@ -153,9 +153,13 @@ fn reckoned(plan: &Plan, shape: &Shape, operations: f64) -> Result<Pace, &'stati
     let draws = DRAW * shape.drawn_per_token(train);
     let masks = format!(" and {:.0} ns of the processor for each number of a dropout mask", DRAW * 1e9);
     let masks = if draws > 0.0 { masks } else { String::new() };
+    let together = match plan.processes {
+        0 | 1 => String::new(),
+        gpus => format!(", on {gpus} GPUs that take no time to add up their gradients"),
+    };
     Ok(Pace {
-        tokens_per_second: 1.0 / (computes + draws),
+        tokens_per_second: plan.processes as f64 / (computes + draws),
         is_measured: false,
-        source: format!("an estimate, with {how}{masks}; nothing was measured"),
+        source: format!("an estimate, with {how}{masks}{together}; nothing was measured"),
     })
 }

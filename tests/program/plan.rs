@@ -296,7 +296,8 @@ fn on_gce<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn a_plan_reckons_with_the_data_sheet_of_a_gpu_where_nothing_was_measured() {
     let sandbox = place();
     let plan = |more: &[&str]| sandbox.json(&on_gce(more));
-    let told = plan(&["--set", "train.precision=fp16", "--set", "train.micro_batch=256", "--set", "train.steps=10000000"]);
+    let wide = ["--set", "train.precision=fp16", "--set", "train.micro_batch=256"];
+    let told = plan(&[&wide[..], &["--set", "train.steps=10000000"]].concat());
     let expected = &told["expected"];
     let rate = 0.1 * 112e12 / OPERATIONS;
     assert!((expected["tokens_per_second"].as_f64().expect("a number") / rate - 1.0).abs() < 1e-9, "{expected}");
@@ -306,10 +307,13 @@ fn a_plan_reckons_with_the_data_sheet_of_a_gpu_where_nothing_was_measured() {
     let source = "an estimate, with 10 % of the 112 TFLOP/s in the data sheet of a v100; nothing was measured";
     assert_eq!((&expected["measured"], &expected["source"]), (&json!(false), &json!(source)));
     assert_eq!((&told["numbers"]["price_per_hour_usd"], &told["price_per_hour"]), (&json!(0.908_039), &json!("0.908039USD")));
-    let with = |other: &str| {
-        let sets = ["--set", "train.precision=fp16", "--set", "train.micro_batch=256", "--set", other];
-        plan(&sets)["expected"].take()
-    };
+    let with = |other: &str| plan(&[&wide[..], &["--set", other]].concat())["expected"].take();
+    // Each process has a GPU of its own, and reads as much.
+    sandbox.write("text.txt", "Once upon a time there was a small town by the sea. ".repeat(8_000));
+    let shared = plan(&[&wide[..], &["--set", "compute.gce.accelerators=8"]].concat())["expected"].take();
+    let source = shared["source"].as_str().expect("a source");
+    assert!(source.contains(" v100, on 8 GPUs that take no time to add up their gradients; nothing was measured"), "{source}");
+    assert!((shared["tokens_per_second"].as_f64().expect("a number") / (8.0 * rate) - 1.0).abs() < 1e-9, "{shared}");
     // The GPU waits for the masks: of the embedding and twice in the block, eight numbers each, forward and backward.
     for (dropout, drawn) in [
         ("train.dropout=0.1", 48.0),
