@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use clap::Args;
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::{
     App,
     bill::{self, Settled},
     completion,
+    status::silence,
 };
 use crate::{
     exit::Failure,
@@ -55,17 +57,25 @@ struct Whole {
     settled: Settled,
     /// The use of its GPUs now.
     gpus: Vec<GpuUse>,
+    /// The last sign of its machine, where that is long ago.
+    silent_since: Option<Timestamp>,
 }
 
 impl Whole {
     fn read(app: &App<'_>, job: &str) -> Result<Self, Failure> {
         let (world, record) = app.block_on(app.job(job))?;
         let settled = app.block_on(bill::settled(&world, &record))?;
-        let gpus = app.block_on(async { Ok(status::gpus(world.store.as_ref(), &record, record.attempt).await) })?;
-        Ok(Self { record, settled, gpus })
+        let last = app.block_on(async { Ok(status::heartbeat(world.store.as_ref(), &record, record.attempt).await) })?;
+        let silent_since = last.as_ref().and_then(|last| status::silent_since(&record, last, world.clock.now()));
+        let gpus = last.filter(|_| silent_since.is_none()).map_or_else(Vec::new, |last| last.gpus);
+        Ok(Self { record, settled, gpus, silent_since })
     }
 
-    fn gpus(&self) -> String {
+    /// The word of its machine on its GPUs, or that there is none.
+    fn signs(&self) -> String {
+        if let Some(since) = self.silent_since {
+            return format!("\n\nThere is {}", silence(&self.record.id, since));
+        }
         let one = |GpuUse { busy_percent, memory_used_bytes, memory_bytes }: &GpuUse| {
             format!("\n  {busy_percent} %, {} of {}", format::bytes(*memory_used_bytes), format::bytes(*memory_bytes))
         };
@@ -110,6 +120,9 @@ impl Shown for Whole {
         if !self.gpus.is_empty() {
             value["gpus"] = json!(self.gpus);
         }
+        if let Some(since) = self.silent_since {
+            value["silent_since"] = json!(since);
+        }
         value
     }
 
@@ -121,7 +134,7 @@ impl Shown for Whole {
         for (key, value) in difference::settings(&self.record.plan) {
             table.pair(&key, wording::value(&value));
         }
-        format!("{}{}{}\n\nSettings\n{}", self.settled.text(), self.gpus(), self.earlier_samples(), table.render())
+        format!("{}{}{}\n\nSettings\n{}", self.settled.text(), self.signs(), self.earlier_samples(), table.render())
     }
 
     fn names(&self) -> Vec<String> {

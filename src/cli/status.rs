@@ -11,6 +11,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         clock::Clock,
+        id::JobId,
         record::Waiting,
         report::Format,
         state::{LABELS, Outcome, State},
@@ -301,8 +302,12 @@ fn waiting(status: &JobStatus) -> Option<String> {
 }
 
 fn silent(status: &JobStatus) -> Option<String> {
-    let since = status.silent_since?;
-    Some(format!("no sign of its machine since {since:.0}; `ftctl logs -f {}` finds out why and continues the job", status.id))
+    status.silent_since.map(|since| silence(&status.id, since))
+}
+
+/// The word on a job whose agent gave its last sign long ago.
+pub fn silence(id: &JobId, since: Timestamp) -> String {
+    format!("no sign of its machine since {since:.0}; `ftctl logs -f {id}` finds out why and continues the job")
 }
 
 fn step(status: &JobStatus) -> String {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, observe};
+use super::{Result, World, observe, status};
 use crate::{
     job::{
         event::{Event, EventKind},
@@ -40,9 +40,11 @@ pub struct Told {
 pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
     let (store, now) = (world.store.as_ref(), world.clock.now());
     let holder = lease::holder(store, &path::supervisor_lease(&record.id)).await?;
+    let last = status::heartbeat(store, record, record.attempt).await;
     let sight = Sight {
         retry_at: record.retry_at.filter(|at| *at > now && !record.state.is_finished()),
         ended: observe::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
+        silent_since: last.and_then(|last| status::silent_since(record, &last, now)),
         is_driven: holder.is_some_and(|holder| !holder.is_gone(&world.supervisor)),
         may_drive: world.adoption.may_drive(record),
     };
@@ -62,6 +64,8 @@ struct Sight {
     retry_at: Option<Timestamp>,
     /// The last message of the running attempt's agent, by the record.
     ended: Option<String>,
+    /// Its agent's last sign, where that is long ago.
+    silent_since: Option<Timestamp>,
     /// Whether an invocation carries it on, as far as can be seen from here.
     is_driven: bool,
     /// Whether this user would, without more ado.
@@ -83,12 +87,13 @@ fn situation(record: &Record, sight: &Sight) -> String {
         (State::Imaging, _) => "its trainer is being built".to_owned(),
         (State::Provisioning, _) => "it asks for a machine".to_owned(),
         (State::Submitting, _) => "its agent is being started".to_owned(),
-        (State::Running, _) => match &sight.ended {
-            None => {
+        (State::Running, _) => match (&sight.ended, sight.silent_since) {
+            (Some(message), _) => format!("attempt {} has ended: {message}", record.attempt),
+            (None, Some(since)) => format!("there is no sign of attempt {}'s machine since {since:.0}", record.attempt),
+            (None, None) => {
                 let (attempt, most) = (record.attempt, record.plan.retry.attempts);
                 return format!("attempt {attempt} of at most {most} is running{}", record.shrunk_to(attempt));
             }
-            Some(message) => format!("attempt {} has ended: {message}", record.attempt),
         },
         (State::Collecting, _) => "its results are being collected".to_owned(),
     };
@@ -162,6 +167,10 @@ mod tests {
         assert_eq!(said(State::Running, None, false), "attempt 1 of at most 1 is running");
         let ended = said(State::Running, Some("trained to the end"), false);
         assert!(ended.starts_with("attempt 1 has ended: trained to the end; nothing happens until"), "{ended}");
+        let silent = Sight { silent_since: Some(Timestamp::UNIX_EPOCH), may_drive: true, ..Sight::default() };
+        let silent = situation(&record, &silent);
+        let since = "there is no sign of attempt 1's machine since 1970-01-01T00:00:00Z; nothing happens until";
+        assert!(silent.starts_with(since), "{silent}");
         record.plan.nodes = 2;
         record.attempts = vec![Attempt { nodes: Some(1), ..Attempt::new(1, 0, Money::ZERO) }];
         let on_one = situation(&record, &Sight::default());

@@ -144,8 +144,7 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         perplexity: measures.perplexity,
         tokens_per_second: None,
         eta_seconds: None,
-        // A simulated cloud has a clock of its own, and its agents have the machine's.
-        silent_since: heartbeat.as_ref().map(|beat| beat.time).filter(|time| !record.simulated && age(*time, now) > SILENCE),
+        silent_since: heartbeat.as_ref().and_then(|beat| silent_since(record, beat, now)),
         gpus: heartbeat.map_or_else(Vec::new, |beat| beat.gpus),
         cost: attempt::cost(record, now),
         waiting: record.waiting.clone(),
@@ -171,12 +170,14 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
     Ok(status)
 }
 
-/// The use of the GPUs, by the agent of an attempt that runs; empty where it is not known.
-pub async fn gpus(store: &dyn Store, record: &Record, attempt: u32) -> Vec<GpuUse> {
-    heartbeat(store, record, attempt).await.map_or_else(Vec::new, |heartbeat| heartbeat.gpus)
+/// When an agent gave this sign, where that is long ago. A simulated cloud has a clock of its own, and its agents have the
+/// machine's.
+pub fn silent_since(record: &Record, last: &Heartbeat, now: Timestamp) -> Option<Timestamp> {
+    Some(last.time).filter(|time| !record.simulated && age(*time, now) > SILENCE)
 }
 
-async fn heartbeat(store: &dyn Store, record: &Record, attempt: u32) -> Option<Heartbeat> {
+/// The last sign of an attempt's agent; `None` where the job does not run, or it is not known.
+pub async fn heartbeat(store: &dyn Store, record: &Record, attempt: u32) -> Option<Heartbeat> {
     if record.state != State::Running {
         return None;
     }
