@@ -374,7 +374,8 @@ impl Job {
     }
 
     fn refused(self, what: &str) -> Refused {
-        let fix = "take out or change what is named, and translate again; `ftctl schema` has all that a job can be told";
+        let fix =
+            "take out, change or add what these lines name, and translate again; `ftctl schema` has all that a job can be told";
         Refused { what: format!("{what} cannot be translated:\n{}", self.problems.join("\n")), fix: fix.to_owned() }
     }
 }

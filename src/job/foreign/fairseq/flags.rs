@@ -2,8 +2,8 @@
 
 use super::{
     INITIAL_SCALE, INPUT, LEAST_SCALE, MAX_TOKENS, MULTIPLE, NETWORK, ONE_PERIOD, OUTPUT, PERIOD, SAVE_EPOCHS, SHARED, TOTAL,
-    TRAIN_SUBSET, UNSAVED, UNVALIDATED, VALID_SUBSET, VALIDATE_EPOCHS, arch, betas, keep_best, max_epoch, max_update, patience,
-    rate, save_updates, update_freq, validate_updates,
+    TRAIN_SUBSET, UNSAVED, UNSHRUNK, UNVALIDATED, VALID_SUBSET, VALIDATE_EPOCHS, arch, betas, keep_best, max_epoch, max_update,
+    patience, rate, save_updates, update_freq, validate_updates,
 };
 use crate::job::foreign::{
     BLOCK_SIZE, CONTEXT, Flag, LOG_EVERY, MICRO_BATCH,
@@ -181,7 +181,7 @@ pub(super) const OF_THE_SCHEDULE: &[Flag] = &[
     Flag { names: &["total_num_update"], meaning: Number(TOTAL) },
     Flag { names: &["stop_min_lr"], meaning: Must(-1.0, "a run ends by its number of updates here; give -1") },
     Flag { names: &["lr_period_updates"], meaning: Number(PERIOD) },
-    Flag { names: &["lr_shrink"], meaning: Nothing(ONE_PERIOD) },
+    Flag { names: &["lr_shrink"], meaning: Nothing(UNSHRUNK) },
     Flag { names: &["t_mult"], meaning: Must(1.0, ONE_PERIOD) },
     Flag { names: &["force_anneal", "fa"], meaning: Refused("a schedule follows updates here, not epochs") },
     Flag {

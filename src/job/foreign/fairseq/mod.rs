@@ -46,6 +46,7 @@ pub(super) const TRAIN: Program = Program {
 pub(super) const TRAIN_SCRIPT: Program = Program { names: &["train.py"], told_by: Some("task"), ..TRAIN };
 
 const ONE_PERIOD: &str = "a cosine has one period here, from the end of the warm-up to the last update";
+const UNSHRUNK: &str = "no schedule here lowers the learning rate from one period or epoch to the next: a cosine has one period";
 
 const INITIAL_SCALE: &str = "train.loss_scaling.initial";
 const LEAST_SCALE: &str = "train.loss_scaling.minimum";

@@ -15,7 +15,7 @@ use crate::settings::OnBadRow;
 const BLOCK: usize = 4 << 20;
 /// Told of a file without text whose name ends so, as those of nanoGPT and fairseq do.
 const TOKENS: &str = "called .bin, as files of tokens are";
-const TOKENS_FIX: &str = "if it holds tokens, set data.format to the program that wrote it (\"nanogpt\", \"fairseq\", \"llm-c\")";
+const TOKENS_FIX: &str = "if it holds tokens, set data.format (ftctl prepare: --format) to the program that wrote it (\"nanogpt\", \"fairseq\", \"llm-c\")";
 
 /// A stretch of a document. Parts are cut where no token can cross, so they can be encoded one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -33,7 +33,7 @@ const LONGEST_INDEX: u64 = 16 << 20;
 const GLANCE: usize = 1 << 16;
 
 /// Parts of the names of what lies in a directory that has no model for this program, and what to do then.
-const INSTEAD: [(&str, &str); 10] = [
+const INSTEAD: [(&str, &str); 14] = [
     ("adapter_config.json", "it has adapters of peft, of which `merge_and_unload` and `save_pretrained` make a model"),
     ("tf_model.h5", "it has weights for TensorFlow, which transformers 4 turns into its own: from_pretrained(…, from_tf=True)"),
     (".ckpt.index", "it has weights for TensorFlow, which transformers 4 turns into its own: from_pretrained(…, from_tf=True)"),
@@ -41,6 +41,10 @@ const INSTEAD: [(&str, &str); 10] = [
     (".gguf", "it has weights for llama.cpp; take those that they were made of"),
     (".onnx", "it has a program of ONNX; take the weights that it was made of"),
     ("ckpt.pt", "it has a checkpoint of nanoGPT, and not the files that `save_pretrained` of transformers writes"),
+    ("zero_to_fp32.py", "it has a checkpoint of DeepSpeed, of which `python zero_to_fp32.py . weights` makes weights"),
+    ("mp_rank_", "it has a checkpoint of DeepSpeed, of which zero_to_fp32.py, in the folder above, makes weights"),
+    (".fp16.", "it has the weights of a variant; copy them under the name model.safetensors, or pytorch_model.bin"),
+    (".bf16.", "it has the weights of a variant; copy them under the name model.safetensors, or pytorch_model.bin"),
     ("consolidated", "it has weights in their maker's own format; take those that are for transformers"),
     ("snapshots", "it is a folder of the hub's cache: name the folder in its snapshots/, or write hf:OWNER/NAME"),
     ("checkpoint-", "it has checkpoints: name the folder of one of them"),
@@ -48,6 +52,10 @@ const INSTEAD: [(&str, &str); 10] = [
 
 /// A hint at the files that a directory has in the place of a model.
 fn instead(directory: &Path) -> String {
+    let leads_nowhere = |name: &&str| directory.join(name).is_symlink() && !directory.join(name).exists();
+    if let Some(name) = WEIGHTS.iter().map(|(name, _)| *name).chain([CONFIG_FILE]).find(leads_nowhere) {
+        return format!("; its {name} is a link, and no file is where it leads");
+    }
     let names = files::names(directory).unwrap_or_default();
     let found = INSTEAD.iter().find(|(part, _)| names.iter().any(|name| name.contains(part)));
     found.map_or_else(String::new, |(_, what)| format!("; {what}"))

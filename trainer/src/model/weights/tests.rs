@@ -163,6 +163,9 @@ fn what_lies_there_instead_is_named() {
         ("flax_model.msgpack", "weights for Flax"),
         ("gpt2.Q4_K_M.gguf", "weights for llama.cpp"),
         ("ckpt.pt", "a checkpoint of nanoGPT"),
+        ("zero_to_fp32.py", "a checkpoint of DeepSpeed, of which `python zero_to_fp32.py . weights` makes weights"),
+        ("mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed"),
+        ("model.fp16.safetensors", "the weights of a variant"),
         ("snapshots", "name the folder in its snapshots/"),
         ("checkpoint-500", "name the folder of one of them"),
     ] {
@@ -176,6 +179,11 @@ fn what_lies_there_instead_is_named() {
     }
     let empty = Model(tempfile::tempdir().unwrap()).open().unwrap_err();
     assert!(empty.ends_with("has no config.json"), "{empty}");
+    let linked = Model(tempfile::tempdir().unwrap());
+    linked.put("config.json", shape().config_json(None).to_string());
+    std::os::unix::fs::symlink("../../blobs/0a1b", linked.path("model.safetensors")).unwrap();
+    let message = linked.open().unwrap_err();
+    assert!(message.ends_with("; its model.safetensors is a link, and no file is where it leads"), "{message}");
     let mut adapted = tensors(&shape());
     adapted.push(("adapter.weight".to_owned(), "F32", vec![2, 8]));
     let message = Model::new(&shape(), &adapted).open().unwrap_err();

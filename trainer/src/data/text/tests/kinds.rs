@@ -124,7 +124,7 @@ fn what_holds_no_text_is_named() {
         ("a.npy", b"\x93NUMPY\x01", "it is an array of numpy"),
         ("t.bin", &llm_c, "it is a token file of llm.c; say data.format = \"llm-c\""),
         ("train.bin", &[15_496_u16, 995, 198].map(u16::to_le_bytes).concat(), "it is called .bin, as files of tokens are"),
-        ("zero.bin", b"a\0", "set data.format to the program that wrote it (\"nanogpt\""),
+        ("zero.bin", b"a\0", "set data.format (ftctl prepare: --format) to the program that wrote it (\"nanogpt\""),
         ("p.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "is a pointer of git-lfs"),
         ("p.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "`git lfs pull`"),
         ("p.parquet.gz", &gzip(b"PAR1"), "a parquet file, packed by gzip once more; unpack it"),
