@@ -35,6 +35,12 @@ pub fn norm(gradients: &Parameters) -> f64 {
     sums_of_blocks(&Shards::of(gradients), parts).into_iter().sum::<f64>().sqrt()
 }
 
+/// [`norm`] of one tensor.
+pub(super) fn of(tensor: &Tensor) -> f64 {
+    let sums = if is_plain(tensor) { sums_of_squares(tensor) } else { sums_anywhere(tensor) };
+    sums.into_iter().sum::<f64>().sqrt()
+}
+
 /// Those of parts that begin with a block.
 fn sums_of_blocks(gradients: &Shards, parts: impl Iterator<Item = Range<usize>>) -> Vec<f64> {
     let of = |(index, part): (usize, Range<usize>)| {
