@@ -56,6 +56,15 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
     choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu(0).is_ok()
 }
 
+/// Sets what libraries read from the environment. It is the first thing that a process of the trainer does: later there are threads
+/// that read there.
+pub fn set_environment(settings: &TrainSettings) {
+    if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
+        // SAFETY: the process has no other thread yet.
+        unsafe { std::env::set_var(CUBLAS_WORKSPACE.0, CUBLAS_WORKSPACE.1) };
+    }
+}
+
 /// [`choose`] for training, for the process with the number `local` of those on this machine: with all that `settings` ask of
 /// libtorch, and nothing that it cannot do.
 pub fn prepare(settings: &TrainSettings, local: usize) -> Result<Chosen, Failure> {
@@ -65,10 +74,6 @@ pub fn prepare(settings: &TrainSettings, local: usize) -> Result<Chosen, Failure
         return Err(Failure::input(format!("{what}; remove one of them")));
     }
     if chosen.device.is_cuda() {
-        if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
-            // SAFETY: the process has no other thread yet that reads the environment.
-            unsafe { std::env::set_var(CUBLAS_WORKSPACE.0, CUBLAS_WORKSPACE.1) };
-        }
         aten::set_precision(settings.tf32, settings.deterministic);
     }
     Ok(chosen)

@@ -251,6 +251,7 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
 fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
     let mut config = file::read(&arguments.config, &arguments.overrides)?;
     config.train.profile |= arguments.profile;
+    device::set_environment(&config.train);
     process::handle_signals();
     if arguments.timestamps {
         stamp_lines();

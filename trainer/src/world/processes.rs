@@ -1,9 +1,9 @@
 //! Processes that meet by libtorch's c10d: a store at one of them, where they find each other and tell each other why they end, and
 //! Gloo for everything else.
 //!
-//! A process that computes comes to no exchange for as long as that takes, so no exchange has an end of its own. Signs of life do:
-//! a thread of each process gives one each second, and all end when one of them has been silent for a minute, or, within a second,
-//! when it has said why it fails. They end at once, wherever they are: a run may be killed at any instant.
+//! A process that computes comes to no exchange for as long as that takes, so an exchange waits for an hour. Signs of life end
+//! sooner: a thread of each process gives one each second, and all end when one of them has been silent for a minute, or, within a
+//! second, when it has said why it fails. They end at once, wherever they are: a run may be killed at any instant.
 
 use std::io::{Error, ErrorKind};
 use std::mem::ManuallyDrop;
@@ -30,8 +30,11 @@ const BEAT: Duration = Duration::from_secs(1);
 const LOOKS_PER_BEAT: u32 = 4;
 /// Signs of life of this process in which another has given none.
 const SILENCE: u64 = PATIENCE.as_secs() / BEAT.as_secs();
-/// Longer than any step.
-const FOR_EVER: Duration = Duration::from_hours(24 * 30);
+/// How long one waits for others that live: longer than what one does alone, as a sample of the largest model on a processor.
+/// A process that hangs, on a GPU or a file system that does not answer, gives signs of life for ever, and its machine is billed.
+const LONGEST: Duration = Duration::from_hours(1);
+/// Signs of life in which a process that has ended gives none.
+const FEW: u32 = 3;
 /// The key in the store that says why the processes end.
 const END: &str = "end";
 
@@ -107,10 +110,25 @@ impl Processes {
             self.store.get(&format!("address/{rank}")).map_err(absent)
         };
         check_addresses(&(0..*size).map(their).collect::<Result<Vec<_>, _>>()?)?;
-        let unconnected = |error: String| Failure::Lost(format!("cannot connect with the other processes: {}", first_line(&error)));
-        let connect = |store: &Store| Gloo::open(store, &own, (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
+        let connect = |store: &Store| {
+            let opened = Gloo::open(store, &own, (*rank, *size), [PATIENCE, LONGEST]);
+            opened.map_err(|error| self.unconnected(first_line(&error)))
+        };
         let aside = |name| connect(&open(&self.place, None, name)?);
         Ok([connect(&self.store)?, aside("/tensors")?, aside("/between")?, aside("/checkpoints")?])
+    }
+
+    /// Where all live that have come, nothing but the network is between them: another attempt would fare no better.
+    fn unconnected(&self, error: &str) -> Failure {
+        let beats = || (0..self.place.size).map(|rank| self.store.add(&format!("beats/{rank}"), 0)).collect::<Result<Vec<_>, _>>();
+        let before = beats();
+        sleep(FEW * BEAT);
+        match (before, beats()) {
+            (Ok(before), Ok(after)) if all_live(&before, &after) => Failure::other(format!(
+                "cannot connect with the other processes, all of which live: {error}; let each machine reach the others at every port"
+            )),
+            _ => Failure::Lost(format!("cannot connect with the other processes: {error}")),
+        }
     }
 
     /// Gives signs of life, and ends the process when another has ended or is silent.
@@ -301,13 +319,29 @@ fn inherited(number: RawFd, port: u16) -> Result<TcpListener, Error> {
 /// Waits until a process listens there. (The store's own attempts would last longer than they may.)
 fn await_host(host: &str, port: u16) -> Result<(), Error> {
     let begun = Instant::now();
+    // Where packets are dropped, the system tries for two minutes.
+    let connect = || {
+        let mut tried = Error::other("it has no address");
+        for address in (host, port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, PATIENCE.saturating_sub(begun.elapsed()).max(BEAT)) {
+                Ok(_) => return Ok(()),
+                Err(error) => tried = error,
+            }
+        }
+        Err(tried)
+    };
     loop {
-        match TcpStream::connect((host, port)) {
+        match connect() {
             Err(error) if begun.elapsed() > PATIENCE => return Err(error),
             Err(_) => sleep(BEAT / 10),
-            Ok(_) => return Ok(()),
+            Ok(()) => return Ok(()),
         }
     }
+}
+
+/// Whether each process has given another sign of life meanwhile.
+fn all_live(before: &[i64], after: &[i64]) -> bool {
+    before.iter().zip(after).all(|(before, after)| before < after)
 }
 
 /// The address of this machine from which packets go where the processes meet: the others reach it there.
@@ -360,6 +394,12 @@ mod tests {
         assert!(inherited(file.as_raw_fd(), port).is_err() && inherited(1 << 20, port).is_err());
         assert_eq!(inherited(number, port ^ 1).unwrap_err().kind(), ErrorKind::AddrNotAvailable);
         assert_eq!(inherited(number, port).unwrap().local_addr().unwrap().port(), port);
+    }
+
+    #[test]
+    fn one_without_another_sign_of_life_is_taken_for_dead() {
+        assert!(all_live(&[1, 2], &[2, 5]));
+        assert!(!all_live(&[1, 2], &[2, 2]));
     }
 
     #[test]
