@@ -10,8 +10,11 @@ use serde::{Serialize, Serializer};
 use super::TrainSettings;
 
 const AUTO: &str = "auto";
-/// The share of the memory that is there which a run may take: the estimate is a few percent off, and others want some too.
+/// The share of the memory that is there which a run may take that begins: the estimate is a few percent off, and others want some
+/// too.
 const SHARE: f64 = 0.8;
+/// The same where it goes on: with fewer sequences at once its last bits would be others.
+const WHOLE: f64 = 1.0;
 
 /// Sequences per forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,18 +34,18 @@ impl MicroBatch {
     }
 }
 
-/// Whether a run that needs `needed` bytes should begin where there are `there`.
-pub fn fits(needed: u64, there: u64) -> bool {
-    needed as f64 <= SHARE * there as f64
+/// Whether a run that needs `needed` bytes may take so large a share of those that are `there`.
+pub fn fits(needed: u64, there: u64, share: f64) -> bool {
+    needed as f64 <= share * there as f64
 }
 
 /// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as
 /// `fit`; always a divisor of a leaf of the step and at most `limit`. A run that goes on stays with the number it `began` with,
 /// so that its sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with
-/// the same weight, whatever the number.
+/// the same weight, whatever the number. `fit` is told how much of the memory may be taken.
 pub fn resolve(
     settings: &TrainSettings,
-    fit: impl Fn(&TrainSettings) -> bool,
+    fit: impl Fn(&TrainSettings, f64) -> bool,
     began: Option<usize>,
     limit: Option<usize>,
 ) -> TrainSettings {
@@ -53,7 +56,10 @@ pub fn resolve(
         ..settings.clone()
     };
     let asked = if let MicroBatch::Sequences(asked) = settings.micro_batch { asked } else { step };
-    let fits = |sequences: &usize| settings.micro_batch != MicroBatch::Auto || fit(&of(*sequences));
+    let fits = |sequences: &usize| {
+        let share = if began == Some(*sequences) { WHOLE } else { SHARE };
+        settings.micro_batch != MicroBatch::Auto || fit(&of(*sequences), share)
+    };
     let most = asked.min(limit.unwrap_or(asked)).max(1);
     let leaf = step / settings.leaves();
     let divisors = (1..=most).rev().filter(|sequences| leaf.is_multiple_of(*sequences));
@@ -139,7 +145,7 @@ mod tests {
         let settings = TrainSettings { micro_batch, gradient_accumulation, block_size: 256, ..TrainSettings::default() };
         let model = ModelConfig { preset: Some(Preset::Gpt2), ..ModelConfig::default() };
         let shape = Shape::resolve(&model, 50_257, 256).unwrap();
-        let fit = |settings: &TrainSettings| fits(TrainingMemory::estimate(&shape, settings).total(), memory);
+        let fit = |settings: &TrainSettings, share| fits(TrainingMemory::estimate(&shape, settings).total(), memory, share);
         let found = resolve(&settings, fit, began, limit);
         (found.micro_batch.sequences(), found.gradient_accumulation)
     }
@@ -168,16 +174,19 @@ mod tests {
     fn a_leaf_is_never_cut_across() {
         let micro_batch = MicroBatch::Sequences(6);
         let settings = TrainSettings { micro_batch, gradient_accumulation: 4, leaves: Some(4), ..TrainSettings::default() };
-        let of = |limit| resolve(&settings, |_| true, None, limit).micro_batch.sequences();
+        let of = |limit| resolve(&settings, |_, _| true, None, limit).micro_batch.sequences();
         assert_eq!([None, Some(5), Some(2), Some(1)].map(of), [6, 3, 2, 1]);
         let auto = TrainSettings { micro_batch: MicroBatch::Auto, gradient_accumulation: 24, ..settings };
-        assert_eq!(resolve(&auto, |_| true, None, None).micro_batch.sequences(), 6);
+        assert_eq!(resolve(&auto, |_, _| true, None, None).micro_batch.sequences(), 6);
     }
 
     #[test]
     fn a_run_goes_on_as_it_began_where_it_can() {
         assert_eq!(resolved(64 << 30, Some(3)), (3, 8));
         assert!(resolved(5 << 30, Some(24)).0 < 24);
+        let (most, _) = resolved(5 << 30, None);
+        assert_eq!(resolved((5 << 30) * 9 / 10, Some(most)).0, most, "a part of the margin may be gone");
+        assert!(resolved((5 << 30) * 9 / 10, None).0 < most);
     }
 
     #[test]

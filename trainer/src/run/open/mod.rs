@@ -73,11 +73,16 @@ impl Run {
         (config.train, _) = preflight::in_steps(&config.train, sampler.blocks())?;
         config.train.leaves = Some(state.leaves);
         check_leaves(&config.train, &world)?;
-        let fit = |settings: &TrainSettings| has_room(&shape, settings, chosen.device, &world);
+        let fit = |settings: &TrainSettings, most| has_room(&shape, settings, most, chosen.device, &world);
         let own = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
         let least = world.gather(&[own.micro_batch.sequences()], |_| 1)?.into_iter().min();
-        config.train = micro_batch::resolve(&config.train, |_| true, state.micro_batch, least);
-        state.micro_batch = Some(config.train.micro_batch.sequences());
+        config.train = micro_batch::resolve(&config.train, |_, _| true, state.micro_batch, least);
+        let sequences = config.train.micro_batch.sequences();
+        if let Some(began) = state.micro_batch.replace(sequences).filter(|began| *began != sequences && world.leads()) {
+            eprintln!(
+                "warning: {began} sequences at once do not fit here; with {sequences}, the last digits of the results are others"
+            );
+        }
         tch::set_num_threads(state.threads as i32);
         let model = model::open(&config, shape, &dataset, chosen.device, &origin)?;
         let shares = Shares::new(world.size(), &model.trained().specs(), config.train.optimizer);
@@ -92,6 +97,8 @@ impl Run {
         let mut run =
             Self { world, config, dataset, sampler, model, optimizer, shares, shard, arriving: None, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
+        // A process that runs out of memory in the first step ends all: by then it is said with how many sequences they began.
+        run.world.any(false)?;
         Ok(run)
     }
 }
@@ -138,11 +145,13 @@ fn check_beginning(config: &TrainConfig, dataset: &Dataset) -> Result<(), Failur
 }
 
 /// Whether there is memory for a run, on the device and beside it: for all processes of this machine.
-fn has_room(shape: &Shape, settings: &TrainSettings, device: Device, world: &World) -> bool {
+fn has_room(shape: &Shape, settings: &TrainSettings, most: f64, device: Device, world: &World) -> bool {
     let needed = TrainingMemory::of(shape, settings, world.size(), device.is_cuda()).total() + world.buffers();
-    let main_memory = |needed| micro_batch::fits(needed * world.beside() as u64, available_memory());
+    let main_memory = |needed| micro_batch::fits(needed * world.beside() as u64, available_memory(), most);
     match device::free_memory(device) {
-        Some(free) => micro_batch::fits(needed, free) && main_memory(TrainingMemory::beside_device(shape, settings, world.size())),
+        Some(free) => {
+            micro_batch::fits(needed, free, most) && main_memory(TrainingMemory::beside_device(shape, settings, world.size()))
+        }
         None => main_memory(needed),
     }
 }
