@@ -131,7 +131,7 @@ async fn wish_to_end(world: &World, record: &Record) {
 /// Closes the books of the dead attempt and opens the next. The rest of the old machine is destroyed first (which also sends the
 /// last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, over: Option<Timestamp>, why: &str, nodes: usize) -> Result<()> {
-    world.provider.destroy(&job.record.id).await?;
+    world.provider.clear(&job.record.id).await?;
     attempt::finish(world, job, over, why).await?;
     attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));

@@ -172,6 +172,11 @@ pub trait Account: Send + Sync {
         Vec::new()
     }
 
+    /// Which of several accounts is meant here, and how another is named. None where the backend has but one, or none is named.
+    fn name(&self) -> Option<(String, &'static str)> {
+        None
+    }
+
     /// Fails when the backend cannot be asked now. Called before the first thing is written or sent for a job.
     async fn answers(&self) -> Result<()> {
         Ok(())
@@ -280,6 +285,11 @@ pub trait Provider: Account {
 
     /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.
     async fn preempt(&self, attempt: &AttemptId) -> Result<()>;
+
+    /// Ends what is left of the job's attempts before the next. What the next has a use for may stay, where it ends by itself.
+    async fn clear(&self, job: &JobId) -> Result<()> {
+        self.destroy(job).await
+    }
 
     /// Destroys everything of this job. Works with half-made things, with nothing, and twice. Output that the agent has not sent
     /// yet is sent first where the machine allows it. Returns when [`Provider::list`] no longer shows the job.

@@ -84,11 +84,13 @@ pub struct Call {
     body: Option<Value>,
     /// Whether it carries a token.
     is_signed: bool,
+    /// Whether it is made once, since before another try something is to be looked at.
+    is_once: bool,
 }
 
 impl Call {
     pub fn get(url: Url) -> Self {
-        Self { method: Method::GET, url, body: None, is_signed: true }
+        Self { method: Method::GET, url, body: None, is_signed: true, is_once: false }
     }
 
     pub fn put(url: Url, body: Value) -> Self {
@@ -101,6 +103,10 @@ impl Call {
 
     pub fn delete(url: Url) -> Self {
         Self { method: Method::DELETE, ..Self::get(url) }
+    }
+
+    pub fn once(self) -> Self {
+        Self { is_once: true, ..self }
     }
 
     pub fn unsigned(self) -> Self {
@@ -276,7 +282,7 @@ impl Client {
                 if let Ok(source) = &self.sign_in {
                     source.forget().await;
                 }
-            } else if !refusal.is_passing() || !tries.again(refusal.retry_after).await {
+            } else if call.is_once || !refusal.is_passing() || !tries.again(refusal.retry_after).await {
                 return Err(refusal);
             }
         }

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     super::{
         Class, ProviderError, Resource, Result,
+        line::Tries,
         whose::{Mark, namesake},
     },
     Azureml, body,
@@ -20,7 +21,7 @@ use super::{
 use crate::job::{
     azureml::{AzuremlPlan, Cluster, IDLE, Placement},
     clock::after,
-    id::AttemptId,
+    id::{AttemptId, JobId},
     units::Money,
 };
 
@@ -54,7 +55,8 @@ impl Azureml {
             return Ok(Vec::new());
         }
         match self.made(attempt, wanted, nodes, mark).await {
-            Err(error) if matches!(error.class, Class::Quota | Class::Capacity | Class::Invalid) => {
+            // Also where the service does not change it while somebody else does: that was for a job like this one.
+            Err(error) if matches!(error.class, Class::Quota | Class::Capacity | Class::Invalid | Class::Conflict) => {
                 Ok(vec![format!("the cluster {name} stays as wide as it is: {}", error.message)])
             }
             made => made.map(|_| Vec::new()),
@@ -120,24 +122,55 @@ impl Azureml {
         Ok(clusters)
     }
 
-    /// Those of `clusters` that no live job is on.
-    pub(super) fn unneeded<'c>(&self, clusters: &'c [Value], jobs: &[Value]) -> Result<Vec<(Cluster, &'c Value)>> {
+    /// Those of `clusters` that no live job is on, of `jobs` or of others'.
+    pub(super) async fn unneeded<'c>(&self, clusters: &'c [Value], jobs: &[Value]) -> Result<Vec<(Cluster, &'c Value)>, Refusal> {
         let mut found = Vec::new();
         for cluster in clusters {
             let Some(name) = name(cluster) else { continue };
-            let id = self.client.id(&["computes", name.as_str()])?;
-            if on(jobs, &id).next().is_none() {
+            if !self.is_needed(&name, cluster, jobs).await? {
                 found.push((name, cluster));
             }
         }
         Ok(found)
     }
 
-    /// Removes a cluster with its nodes, and returns when it is gone.
+    /// Whether a live job is on this cluster. In the workspace anybody may put one there, without ftctl's tags. That is looked for
+    /// only where a node works for a job that is not of `jobs`: the list of all can be long.
+    async fn is_needed(&self, name: &Cluster, cluster: &Value, jobs: &[Value]) -> Result<bool, Refusal> {
+        let id = self.client.id(&["computes", name.as_str()])?;
+        if on(jobs, &id).next().is_some() {
+            return Ok(true);
+        }
+        if counted(cluster, "runningNodeCount") == 0 {
+            return Ok(false);
+        }
+        let all = self.client.list(self.client.url(&["jobs"])?).await?;
+        Ok(on(&all, &id).any(|job| job::attempt(job::tags(job)).is_none()))
+    }
+
+    /// Removes a cluster with its nodes, and returns when it is gone. Where a job needs it by now, besides those of `ended`, it
+    /// stays, which is `false`. That is looked at before each try: while a service says that it is busy, another ftctl may submit
+    /// there, and its job would end with the cluster.
+    pub(super) async fn remove_unneeded(&self, name: &Cluster, ended: Option<(&JobId, &Mark<'_>)>) -> Result<bool, Refusal> {
+        let mut tries = Tries::new(self.client.pace.tries);
+        loop {
+            let Some(cluster) = self.client.find(&["computes", name.as_str()]).await? else { return Ok(true) };
+            let mut jobs = self.jobs().await?;
+            jobs.retain(|job| !ended.is_some_and(|(ended, mark)| job::is_of(job::tags(job), ended, mark)));
+            if self.is_needed(name, &cluster, &jobs).await? {
+                return Ok(false);
+            }
+            match self.remove(name).await {
+                Err(refusal) if refusal.is_passing() && tries.again(refusal.retry_after).await => {}
+                removed => return removed.map(|()| true),
+            }
+        }
+    }
+
     pub(super) async fn remove(&self, name: &Cluster) -> Result<(), Refusal> {
         let mut url = self.client.url(&["computes", name.as_str()])?;
         url.query_pairs_mut().append_pair("underlyingResourceAction", "Delete");
-        match self.client.change(Call::delete(url)).await {
+        match self.client.change(Call::delete(url).once()).await {
             Err(refusal) if refusal.is_absent() => Ok(()),
             done => done,
         }
@@ -225,12 +258,17 @@ pub fn allocated(cluster: &Value, of: &Value, begun: Option<Timestamp>) -> Optio
     (job::created(of) <= changed && begun.is_none_or(|begun| changed <= begun)).then_some(changed)
 }
 
+/// The nodes of one state.
+fn counted(cluster: &Value, state: &str) -> u64 {
+    cluster["properties"]["properties"]["nodeStateCounts"][state].as_u64().unwrap_or(0)
+}
+
 /// The nodes that are paid for.
 fn nodes(cluster: &Value) -> u64 {
     let state = &cluster["properties"]["properties"];
     let counts = ["idleNodeCount", "runningNodeCount", "preparingNodeCount", "unusableNodeCount", "leavingNodeCount"];
-    let counted: u64 = counts.iter().filter_map(|key| state["nodeStateCounts"][key].as_u64()).fold(0, u64::saturating_add);
-    counted.max(state["currentNodeCount"].as_u64().unwrap_or(0))
+    let all = counts.into_iter().map(|state| counted(cluster, state)).fold(0, u64::saturating_add);
+    all.max(state["currentNodeCount"].as_u64().unwrap_or(0))
 }
 
 /// The size of its machines, and whether they may be taken away.

@@ -36,6 +36,9 @@ const PREEMPTED: [&str; 2] = ["preempt", "pre-empt"];
 /// The same of a job that the service ended at the limit of its time.
 const TOO_LATE: [&str; 3] = ["exceed", "timeout", "timed out"];
 
+/// In which the service ends a job that has reached the limit.
+const LATE: Duration = Duration::from_secs(180);
+
 /// How a job stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -158,8 +161,14 @@ pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
     let (code, message) = told(details).unwrap_or_default();
     let said = if reports_process(&message) { String::new() } else { format!("{code} {message}").to_ascii_lowercase() };
     let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
-    let is_late =
-        || limit(job).zip(started(details)).zip(ended(details)).is_some_and(|((limit, began), ended)| after(began, limit) <= ended);
+    // Its time may count from its start, or from its submission. No job lives past the former; at the latter it may be in a queue.
+    let is_late = || {
+        limit(job).zip(ended(details)).is_some_and(|(limit, ended)| {
+            let since_submission = after(created(job), limit);
+            started(details).is_some_and(|began| after(began, limit) <= ended)
+                || (since_submission..=after(since_submission, LATE)).contains(&ended)
+        })
+    };
     let why = match status(job) {
         "Canceled" if message.is_empty() && is_late() => "it reached the limit of its time".to_owned(),
         "Canceled" if !has(&PREEMPTED) && !has(&TOO_LATE) => return cancelled(&message),
@@ -255,6 +264,17 @@ mod tests {
         for (over, expected) in [("12:00:59", cancelled("")), ("12:01:00", dead("it reached the limit of its time"))] {
             let details = json!({ "startTimeUtc": "2026-11-20T12:00:00Z", "endTimeUtc": format!("2026-11-20T{over}Z") });
             assert_eq!(end(&limited, &details, false), expected, "{over}");
+        }
+        let mut queued = limited;
+        queued["systemData"] = json!({ "createdAt": "2026-11-20T12:00:00Z" });
+        for (over, expected) in [
+            ("12:00:59", cancelled("")),
+            ("12:01:00", dead("it reached the limit of its time")),
+            ("12:04:00", dead("it reached the limit of its time")),
+            ("12:04:01", cancelled("")),
+        ] {
+            let details = json!({ "endTimeUtc": format!("2026-11-20T{over}Z") });
+            assert_eq!(end(&queued, &details, false), expected, "{over} without a start");
         }
         for why in [
             "AzureMLCompute job failed. FailedPullingImage: Unable to pull docker image",

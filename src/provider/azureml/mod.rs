@@ -145,6 +145,13 @@ impl Azureml {
         Ok(jobs)
     }
 
+    /// Those of a job of this store.
+    async fn of(&self, job: &JobId, mark: &Mark<'_>) -> Result<Vec<Value>, Refusal> {
+        let mut own = self.jobs().await?;
+        own.retain(|found| job::is_of(job::tags(found), job, mark));
+        Ok(own)
+    }
+
     /// Asks for the attempt's job, with everything that it names.
     async fn make(
         &self,
@@ -326,6 +333,15 @@ impl Account for Azureml {
         quota::check(&self.client).await
     }
 
+    fn name(&self) -> Option<(String, &'static str)> {
+        let place = self.client.place().ok()?;
+        let name = format!("the workspace {} of {} in {}", place.workspace, place.resource_group, place.subscription);
+        Some((
+            name,
+            "work where the same config.json is found, or set AZUREML_ARM_SUBSCRIPTION, AZUREML_ARM_RESOURCEGROUP and AZUREML_ARM_WORKSPACE_NAME",
+        ))
+    }
+
     async fn answers(&self) -> Result<()> {
         self.client.signed_in().await
     }
@@ -360,14 +376,10 @@ impl Account for Azureml {
     async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
         let (mark, clusters, jobs) = (self.mark().await?, self.clusters().await?, self.jobs().await?);
         let mut names = Vec::new();
-        for (name, cluster) in self.unneeded(&clusters, &jobs)? {
-            if !mark.owns(job::said(&cluster["tags"])) {
-                continue;
+        for (name, cluster) in self.unneeded(&clusters, &jobs).await? {
+            if mark.owns(job::said(&cluster["tags"])) && (only_look || self.remove_unneeded(&name, None).await?) {
+                names.push(name.to_string());
             }
-            if !only_look {
-                self.remove(&name).await?;
-            }
-            names.push(name.to_string());
         }
         Ok(names)
     }
@@ -506,12 +518,16 @@ impl Provider for Azureml {
         self.end(job::name(&found).map(str::to_owned).into_iter().collect()).await
     }
 
+    /// The cluster stays: the next attempt is on it, and its identity may have been given rights. Nodes without a job leave.
+    async fn clear(&self, job: &JobId) -> Result<()> {
+        let live = live(&self.of(job, &self.mark().await?).await?);
+        self.end(live).await
+    }
+
     async fn destroy(&self, job: &JobId) -> Result<()> {
         let mark = self.mark().await?;
-        let mut own = self.jobs().await?;
-        own.retain(|found| job::is_of(job::tags(found), job, &mark));
-        let live = own.iter().filter(|found| job::is_live(found)).filter_map(job::name).map(str::to_owned);
-        let live: Vec<String> = live.collect();
+        let own = self.of(job, &mark).await?;
+        let live = live(&own);
         let ended = self.end(live.clone()).await;
         // What is billed is nodes. A cluster that was made for this job, or that it was on, may have some; a job that does not end
         // goes with it.
@@ -520,14 +536,12 @@ impl Provider for Azureml {
             let was_on = own.iter().any(|own| cluster["id"].as_str().is_some_and(|id| cluster::is_on(own, id)));
             mark.reaches(job::said(&cluster["tags"])) && (was_on || cluster["tags"][body::JOB] == job.as_str())
         });
-        let mut others = self.jobs().await?;
-        others.retain(|found| !job::is_of(job::tags(found), job, &mark));
-        for (name, _) in self.unneeded(&clusters, &others)? {
+        for name in clusters.iter().filter_map(cluster::name) {
             let failed = |error: ProviderError| ProviderError {
                 message: format!("cannot delete the cluster {name}: {}", error.message),
                 ..error
             };
-            self.remove(&name).await.map_err(|refusal| failed(refusal.into()))?;
+            self.remove_unneeded(&name, Some((job, &mark))).await.map_err(|refusal| failed(refusal.into()))?;
         }
         match ended {
             Err(_) if self.live(live).await?.is_empty() => Ok(()),
@@ -552,7 +566,7 @@ impl Provider for Azureml {
         };
         let idle = clusters.iter().filter_map(|cluster| cluster::surplus(cluster, &jobs, price(cluster), self.now_there(), &mark));
         let idle: Vec<Resource> = idle.collect();
-        let unneeded = self.unneeded(&clusters, &jobs)?.into_iter();
+        let unneeded = self.unneeded(&clusters, &jobs).await?.into_iter();
         found.extend(unneeded.filter_map(|(_, cluster)| cluster::resource(cluster, price(cluster), &mark)).chain(idle));
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
@@ -562,6 +576,11 @@ impl Provider for Azureml {
     async fn now(&self) -> Option<Timestamp> {
         self.client.cloud_time()
     }
+}
+
+/// The names of those jobs that are not over.
+fn live(jobs: &[Value]) -> Vec<String> {
+    jobs.iter().filter(|job| job::is_live(job)).filter_map(job::name).map(str::to_owned).collect()
 }
 
 /// How many machines an attempt has.

@@ -2,6 +2,7 @@
 
 use ft_trainer::settings::validate::{Rule, rule};
 
+use super::body;
 use crate::{
     catalogue::azureml::{Size as Machine, table},
     job::{
@@ -166,7 +167,7 @@ pub fn rights(plan: &AzuremlPlan) -> Rights {
 pub fn rules(spec: &AzuremlSpec) -> Vec<Rule> {
     let plan = AzuremlPlan::from(spec.clone());
     let serverless = plan.compute == Placement::Serverless;
-    let pinned = spec.image.as_deref().is_none_or(|image| image.contains("@sha256:"));
+    let pinned = spec.image.as_deref().is_none_or(|image| body::version(image).is_some());
     let mut rules = machine(spec, &plan);
     rules.extend([
         rule("compute.azureml.image", pinned, "image is given by its digest, name@sha256:..., so that every attempt runs the same"),

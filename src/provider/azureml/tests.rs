@@ -435,6 +435,7 @@ async fn ends_are_asked_for_as_the_sdk_does() {
     service.on("POST", &format!("/jobs/{name}/cancel"), [(200, Value::Null)]);
     let tags = over["properties"]["tags"].clone();
     let cluster = json!({ "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": tags, "properties": { "computeType": "AmlCompute" } });
+    service.on("GET", "/computes/gpu", [(200, cluster.clone())]);
     service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
     service.operation("DELETE", "/computes/gpu", &format!("{}/operation?t=1", service.endpoint), &json!({ "status": "Succeeded" }));
     service.provider().destroy(&one.job).await.expect("destroyed");
@@ -696,6 +697,40 @@ async fn a_cluster_is_widened_for_a_job_that_was_submitted_at_the_same_time() {
     service.on("PUT", &path, [(400, quota["response"].clone())]);
     let told = provision().await.expect("the job is there");
     assert!(told.len() == 1 && told[0].contains("stays as wide as it is"), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_cluster_stays_while_another_job_is_on_it_whosever_that_is() {
+    let (service, one, other) = (Service::new().await, attempt("over"), attempt("other"));
+    let over = service.job(&one, "Completed").await;
+    let cluster = |running: u32| {
+        let state = json!({ "nodeStateCounts": { "runningNodeCount": running } });
+        json!({
+            "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": job::tags(&over),
+            "properties": { "computeType": "AmlCompute", "properties": state },
+        })
+    };
+    let there = |running: u32, jobs: &[Vec<&Value>]| {
+        service.on("GET", "/computes", [(200, json!({ "value": [cluster(running)] }))]);
+        service.on("GET", "/computes/gpu", [(200, cluster(running))]);
+        service.on("GET", "/jobs", jobs.iter().map(|jobs| (200, json!({ "value": jobs }))));
+    };
+    let deletes = || service.asked().iter().filter(|asked| asked.method == "DELETE").count();
+    let destroyed = async || service.provider().destroy(&one.job).await.map(|()| deletes());
+    // Somebody's own job, which has no tag of ftctl's.
+    let compute = over["properties"]["computeId"].clone();
+    let theirs = json!({ "name": "night", "properties": { "status": "Running", "computeId": compute } });
+    there(1, &[vec![&over, &theirs]]);
+    assert_eq!((destroyed().await, service.provider().tidy(false).await), (Ok(0), Ok(Vec::new())));
+    assert_eq!(service.provider().list().await, Ok(Vec::new()), "its nodes work for them");
+    // One that another ftctl submits while the service is busy.
+    service.on("DELETE", "/computes/gpu", [(429, json!({})), (200, json!({}))]);
+    let late = service.job(&other, "Queued").await;
+    there(0, &[vec![&over], vec![&over], vec![&over, &late]]);
+    assert_eq!(destroyed().await, Ok(1), "it is not tried again");
+    service.on("DELETE", "/computes/gpu", [(429, json!({})), (200, json!({}))]);
+    there(1, &[vec![&over]]);
+    assert_eq!(destroyed().await, Ok(3), "a node that is still counted as busy keeps none");
 }
 
 #[tokio::test]

@@ -290,6 +290,11 @@ impl Gce {
 
 #[async_trait]
 impl Account for Gce {
+    fn name(&self) -> Option<(String, &'static str)> {
+        let project = Some(&self.client.project).filter(|project| !project.is_empty());
+        project.map(|project| (format!("the project {project}"), "set GOOGLE_CLOUD_PROJECT"))
+    }
+
     async fn check(&self) -> Vec<Finding> {
         quota::check(&self.client).await
     }
