@@ -60,6 +60,10 @@ pub struct Record {
     /// On a cloud to rehearse with, whose machines and money are not real.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub simulated: bool,
+    /// The account at the backend that its machines are in, by its name there. Absent where the backend has but one, and in records
+    /// of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
     /// Whether the user handed the job over; `up` alone stops before that.
     pub submitted: bool,
     /// With what key it was handed over: the same command again means this job.
@@ -175,6 +179,7 @@ impl Record {
             waiting: None,
             retry_at: None,
             simulated: false,
+            account: None,
             submitted: false,
             idempotency_key: None,
             events: Vec::new(),

@@ -28,6 +28,7 @@ pub async fn down(world: &World, id: &JobId) -> Result<()> {
     if read.as_ref().is_ok_and(|(record, _)| !record.state.is_finished()) {
         Box::pin(cancel::cancel(world, id, Duration::ZERO)).await?;
     }
+    read.as_ref().map_or(Ok(()), |(record, _)| world.admits(record))?;
     teardown::destroy(world, id).await?;
     match read {
         Err(failure) if failure.exit == Exit::NotFound => none_elsewhere(world, id).await,
@@ -73,6 +74,7 @@ pub fn admit_forgetting(record: &Record) -> Result<()> {
 /// The acts of [`down`], one a line.
 pub async fn preview(world: &World, id: &JobId) -> Result<Vec<String>> {
     let record = journal::read(world.store.as_ref(), id).await.ok().map(|(record, _)| record);
+    record.as_ref().map_or(Ok(()), |record| world.admits(record))?;
     let cancel = record.filter(|record| !record.state.is_finished()).map(|_| format!("cancel {id}"));
     let machines = teardown::remaining(world, id).await?;
     let destroy = |machine: Resource| match machine.belongs.apart() {

@@ -159,6 +159,7 @@ async fn take(world: &World, id: &JobId, until: Until, contender: &mut Contender
     if !may_take(world, &record, until) {
         return Ok(Taken::Foreign(Box::new(record)));
     }
+    world.admits(&record)?;
     Ok(match contender.acquire().await? {
         Acquired::Held(lease) => Taken::Held(lease),
         Acquired::HeldBy(_) => Taken::Elsewhere,

@@ -54,9 +54,9 @@ pub use crate::provider::{Resource, Whose};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
-    exit::Failure,
+    exit::{Exit, Failure},
     hub::Hub,
-    job::{clock::Clock, report::Report, state::State},
+    job::{clock::Clock, record::Record, report::Report, state::State},
     provider::Provider,
     store::{Store, lease::Holder},
 };
@@ -99,6 +99,16 @@ impl World {
     /// Whether what is asked for its job by the id is meant for this machine.
     pub fn reaches(&self, resource: &Resource) -> bool {
         self.everybody || resource.belongs.goes_with_its_job()
+    }
+
+    /// Refuses a job whose machines are in another account than the one that is named here, where they seem to be gone.
+    pub fn admits(&self, record: &Record) -> Result<()> {
+        let (Some(of_job), Some((here, how))) = (&record.account, self.provider.name()) else { return Ok(()) };
+        if of_job.eq_ignore_ascii_case(&here) {
+            return Ok(());
+        }
+        let message = format!("the machines of {} are in {of_job}, and here {here} is named", record.id);
+        Err(Failure::new(Exit::Usage, message).fix(how))
     }
 
     /// Reports a machine that names no job, and leaves it alone.

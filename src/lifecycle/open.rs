@@ -99,6 +99,7 @@ async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit:
     let mut record = Record::new(id, plan.clone(), world.clock.now());
     (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
     record.simulated = world.provider.capabilities().simulated;
+    record.account = world.provider.name().map(|(name, _)| name);
     go_on(world, Journal::create(world, record).await?, &plan, key, submit).await
 }
 

@@ -32,6 +32,7 @@ pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
         Err(failure) if failure.exit == Exit::NotFound => None,
         Err(failure) => return Err(failure),
     };
+    record.as_ref().map_or(Ok(()), |record| world.admits(record))?;
     let left = teardown::remaining(world, id).await?;
     if let Some(other) = left.iter().find(|resource| resource.belongs.whose != Whose::Ours) {
         return Ok(Paid::NotOwed { why: format!("{}; `ftctl down {id}` destroys it", other.belongs.apart()) });

@@ -208,6 +208,7 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
     if record.attempt == 0 {
         return Ok("none yet".to_owned());
     }
+    world.admits(&record)?;
     Ok(match world.provider.observe(&AttemptId::new(id, record.attempt)).await? {
         Sighting::Queued { why, .. } => format!("queued: {why}"),
         Sighting::Alive { agent: true } => "alive".to_owned(),
