@@ -93,9 +93,11 @@ impl Agent {
             }
             // A service shows its users the end of its job by this code.
             let shown = match record.reason {
+                ExitReason::Succeeded => Exit::Done,
                 ExitReason::Failed => Exit::JobFailed,
                 ExitReason::Deadline => Exit::Deadline,
-                _ => Exit::Done,
+                ExitReason::Cancelled => Exit::JobCancelled,
+                ExitReason::Preempted | ExitReason::LostLease => Exit::Preempted,
             };
             if !is_shown || shown == Exit::Done {
                 report.line(&over);

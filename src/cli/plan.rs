@@ -236,7 +236,7 @@ fn too_long(plan: &Plan, outlook: &Outlook) -> Option<String> {
 }
 
 /// A job that would end before it begins.
-fn has_no_patience(plan: &Plan) -> Option<String> {
+pub(super) fn has_no_patience(plan: &Plan) -> Option<String> {
     let ends = plan.compute.queues() && plan.patience().is_zero();
     ends.then(|| {
         format!(

@@ -3,7 +3,12 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, JobFile, adopt::Adopt, follow, plan::Planned};
+use super::{
+    App, JobFile,
+    adopt::Adopt,
+    follow,
+    plan::{Planned, has_no_patience},
+};
 use crate::{
     exit::{Exit, Failure},
     job::{id::JobId, plan::Plan, record::Record, report::Format},
@@ -116,6 +121,9 @@ impl Opening {
     /// `waiting`: how long the user waits, for the name too.
     pub async fn open(&self, world: &World, plan: Plan, waiting: &mut follow::Waiting) -> Result<Record, Failure> {
         let key = self.idempotency_key.as_deref();
+        if let Some(why) = has_no_patience(&plan) {
+            world.report.warn(&why);
+        }
         if self.queue {
             waiting.spend_at_most(open::wait_for_name(world, &plan.name, key)).await?;
         }

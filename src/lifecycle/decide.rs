@@ -146,6 +146,9 @@ fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
 
 /// Why a job ends that has waited for its machines for as long as it may; `why` is what it waited for last.
 pub(super) fn gave_up(record: &Record, why: &str) -> String {
+    if record.plan.patience().is_zero() {
+        return format!("there was no machine at once, and the job may not wait (retry.on is without \"capacity\"): {why}");
+    }
     format!("there was no machine within the {} that the job may wait (limits.max_wait): {why}", record.plan.max_wait)
 }
 
@@ -270,11 +273,14 @@ mod tests {
                 ),
             ),
         ];
-        let record = record(&[RetryCause::Preempt]);
+        let patient = record(&[RetryCause::Preempt, RetryCause::Capacity]);
         for (seen, expected) in table {
             let row = format!("{seen:?}");
-            assert_eq!(decide(&record, seen), expected, "{row}");
+            assert_eq!(decide(&patient, seen), expected, "{row}");
         }
+        let waited = Observation { out_of_patience: true, ..seen(queued(), None, None) };
+        let why = "there was no machine at once, and the job may not wait (retry.on is without \"capacity\"): full";
+        assert_eq!(decide(&record(&[RetryCause::Preempt]), waited), end(Outcome::Failed, Exit::Capacity, why));
     }
 
     #[test]

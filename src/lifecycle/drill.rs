@@ -16,6 +16,7 @@ use crate::{
         record::Record,
         units::Money,
     },
+    provider::Class,
     store::{Condition, write_json},
 };
 
@@ -48,7 +49,13 @@ pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     let start = Instant::now();
     let mark = serde_json::json!({ "schema": MARK_SCHEMA, "time": world.clock.now() });
     write_json(world.store.as_ref(), &path::drill(id, target.attempt), &mark, Condition::Always).await?;
-    world.provider.preempt(&target).await?;
+    if let Err(error) = world.provider.preempt(&target).await {
+        // Without an answer it may have been taken away. Otherwise a later end is somebody else's wish.
+        if error.class != Class::Network {
+            world.store.delete(&path::drill(id, target.attempt)).await?;
+        }
+        return Err(error.into());
+    }
     // Both at once: the job needs a driver for its recovery, and there may be no other.
     tokio::select! {
         record = drive(world, id, Until::Finished) => finished(&record?, before.attempt, start),
