@@ -47,9 +47,15 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
             "rank_by",
             "prefix",
             "wdir",
-            "config_file",
         ],
         meaning: Nothing(OWN_PROCESSES),
+    },
+    Flag {
+        names: &["config_file"],
+        meaning: Refused(
+            "it can change processes, number format, batch and clipping; leave it out, and give what it says as flags (--num_processes, --num_machines, \
+             --mixed_precision)",
+        ),
     },
     Flag {
         names: &[

@@ -347,10 +347,8 @@ impl Job {
             let what = format!("a job file is for training, and {} does something else{}", program.names[0], lines.concat());
             return Err(Refused { what, fix: instead(&self) });
         }
-        let mut text = format!(
-            "#:schema ../job.schema.json\n# Translated from: {}\n",
-            printable::line(&source.split_whitespace().collect::<Vec<_>>().join(" "))
-        );
+        let mut text =
+            format!("#:schema ../job.schema.json\n# Translated from: {}\n", printable::line(&words::without_secrets(source)));
         for note in &self.notes {
             let _ = writeln!(text, "# {}", printable::line(note));
         }
@@ -474,6 +472,8 @@ fn keep(job: &mut Job, value: &str) -> Result<(), String> {
 const NAME: &str = "name";
 const KEEP: &str = "train.keep_checkpoints";
 const MICRO_BATCH: &str = "train.micro_batch";
+// Number format of the flags: no setting.
+const HALF: &str = "half";
 const ACCUMULATION: &str = "train.gradient_accumulation";
 const WEIGHTS: &str = "initial_weights";
 /// The directory of a `config.json` that is not the weights'; taken out again.

@@ -592,6 +592,43 @@ fn variables_before_a_command_are_told() {
 }
 
 #[test]
+fn what_signs_in_somewhere_is_not_written_down() {
+    let python = SMALL;
+    for command in [
+        format!("{python} --token hf_SECRET --seed 1"),
+        format!("{python} --push_to_hub_token=hf_SECRET"),
+        format!("{python} --hub_token \\\n hf_SECRET"),
+        format!("{python} --token 'hf SECRET'"),
+        format!("HF_TOKEN=hf_SECRET WANDB_API_KEY='a SECRET' {python}"),
+    ] {
+        let Translated { text, notes } = translate(&command, NOTHING).expect("a job");
+        assert!(!text.contains("SECRET") && !notes.concat().contains("SECRET"), "{command}: {text}");
+        assert!(text.contains('…') && text.contains("run_clm.py"), "{text}");
+    }
+    let shown = words::without_secrets("x --tokenizer_name gpt2 --token --seed 1");
+    assert_eq!(shown, "x --tokenizer_name gpt2 --token --seed 1");
+}
+
+#[test]
+fn number_formats_that_contradict_each_other_are_refused() {
+    let refused = |flags: &str, config: &str| {
+        let command = format!("{CLM} {flags}");
+        translate(&command, &|_| Ok(config.to_owned())).map_or_else(|refused| refused.what, |_| "a job".to_owned())
+    };
+    let [fp16, bf16, none] =
+        [r#"{"fp16": {"enabled": true}}"#, r#"{"bf16": {"enabled": true}}"#, r#"{"fp16": {"enabled": false}}"#];
+    for (flags, config) in [("--fp16", bf16), ("--bf16", fp16), ("--fp16", none)] {
+        let problem = format!("ds_config fp16.enabled, bf16.enabled: the flags say {flags}; make both say the same");
+        assert!(refused(flags, config).contains(&problem), "{flags} {config}");
+    }
+    let both = r#"{"fp16": {"enabled": true}, "bf16": {"enabled": true}}"#;
+    assert!(refused("", both).contains("DeepSpeed takes one of them"));
+    for (flags, config) in [("--fp16", fp16), ("--bf16", bf16), ("", none), ("--bf16", none)] {
+        assert_eq!(refused(flags, config), "a job", "{flags} {config}");
+    }
+}
+
+#[test]
 fn machines_that_a_job_cannot_have_are_refused() {
     for (launcher, problem) in [
         ("torchrun --nnodes 1:4", "--nnodes: a job has as many nodes as it begins with; give 1 or 4"),
@@ -601,6 +638,7 @@ fn machines_that_a_job_cannot_have_are_refused() {
         ("mpirun -H one:8,two:4", "its machines have different numbers of processes"),
         ("deepspeed --include worker-0@worker-1:0", "its machines have different numbers of processes"),
         ("deepspeed --exclude worker-0:0", "--exclude: name what is used, with --include"),
+        ("accelerate launch --config_file fsdp.yaml", "--config_file: it can change processes, number format, batch and clipping"),
         ("deepspeed --hostfile away", "--hostfile: there is no away"),
     ] {
         let found = problems(&format!("{launcher} {SMALL}"));

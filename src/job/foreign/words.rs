@@ -47,6 +47,34 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
+/// The command on one line, without what signs in somewhere: a job file is shown to others.
+pub(super) fn without_secrets(command: &str) -> String {
+    let (mut shown, mut is_next, mut quote) = (Vec::new(), false, None);
+    for word in command.split_whitespace() {
+        if let Some(open) = quote {
+            quote = quote.filter(|_| !word.ends_with(open));
+            continue;
+        }
+        let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        let hidden = if is_next && word != "\\" && !word.starts_with('-') { Some(word) } else { value.filter(|_| is_secret(name)) };
+        let Some(hidden) = hidden else {
+            is_next = (is_next && word == "\\") || (word.starts_with('-') && value.is_none() && is_secret(name));
+            shown.push(word.to_owned());
+            continue;
+        };
+        shown.push(format!("{}…", &word[..word.len() - hidden.len()]));
+        quote = hidden.chars().next().filter(|first| ['\'', '"'].contains(first) && !hidden[1..].ends_with(*first));
+        is_next = false;
+    }
+    shown.join(" ")
+}
+
+/// Whether a flag or a variable of this name has such a value.
+fn is_secret(name: &str) -> bool {
+    let name = name.trim_start_matches('-').replace('-', "_").to_ascii_lowercase();
+    ["token", "password", "secret", "_key"].iter().any(|end| name.ends_with(end))
+}
+
 /// The flag of this name; where a program `abbreviates`, also the only one that begins so.
 fn find<'f>(tables: &[&'f [Flag]], plain: &str, abbreviates: bool) -> Option<&'f Flag> {
     let flags = || tables.iter().copied().flatten();

@@ -7,7 +7,7 @@ use keys::KEYS;
 use serde_json::Value;
 
 use super::{
-    ACCUMULATION, Flag, Job, MICRO_BATCH,
+    ACCUMULATION, Flag, HALF, Job, MICRO_BATCH,
     Meaning::{self, *},
     Setting::{self, Word as W},
     launchers,
@@ -103,9 +103,30 @@ fn is(config: &Value, pointer: &str, word: &str) -> bool {
     config.pointer(pointer).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word))
 }
 
+/// DeepSpeed refuses two number formats at once, and transformers a flag that the configuration contradicts.
+fn agree_on_precision(job: &mut Job, config: &Value) {
+    let said = |sections: &[&str]| sections.iter().find_map(|section| config.pointer(&format!("/{section}/enabled"))?.as_bool());
+    let (fp16, bf16) = (said(&["fp16"]), said(&["bf16", "bfloat16"]));
+    let of_flags = job.values.get(HALF).and_then(|precision| precision.as_str());
+    let is_other = match of_flags {
+        Some("fp16") => fp16 == Some(false) || bf16 == Some(true),
+        Some(_) => bf16 == Some(false) || fp16 == Some(true),
+        None => false,
+    };
+    let problem = if (fp16, bf16) == (Some(true), Some(true)) {
+        "DeepSpeed takes one of them; turn the other off".to_owned()
+    } else if let Some(precision) = of_flags.filter(|_| is_other) {
+        format!("the flags say --{precision}; make both say the same")
+    } else {
+        return;
+    };
+    job.problems.push(format!("ds_config fp16.enabled, bf16.enabled: {problem}"));
+}
+
 /// Settles what two keys say together, in either order.
 fn settle(job: &mut Job, config: &Value) {
     let is = |pointer: &str, word: &str| is(config, pointer, word);
+    agree_on_precision(job, config);
     loss_scales(job);
     // DeepSpeed's AdamW is that with `adam_w_mode` off, too.
     let is_coupled = job.values.remove(COUPLED).is_some() && !is("/optimizer/type", "AdamW");

@@ -2,8 +2,8 @@
 
 use super::{
     DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, SAVE_STRATEGY, TRAINS, WARMUP,
-    WITHOUT_WARMUP, block_size, checkpointing, config, data_seed, eval_steps, half, logging_steps, max_steps, model, model_type,
-    onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
+    WITHOUT_WARMUP, block_size, checkpointing, clip_norm, config, data_seed, dtype, eval_steps, half, logging_steps, max_steps,
+    model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
@@ -85,7 +85,7 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["adam_beta1"], meaning: Beta(0) },
     Flag { names: &["adam_beta2"], meaning: Beta(1) },
     Flag { names: &["adam_epsilon"], meaning: Number("train.epsilon") },
-    Flag { names: &["max_grad_norm"], meaning: Number("train.clip_norm") },
+    Flag { names: &["max_grad_norm"], meaning: Special(clip_norm) },
     Flag { names: &["lr_scheduler_kwargs"], meaning: Special(scheduler_settings) },
     Flag {
         names: &["optim"],
@@ -139,7 +139,7 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["bf16"], meaning: SpecialSwitch(|job, _| half(job, "bf16")) },
     Flag { names: &["fp16"], meaning: SpecialSwitch(|job, _| half(job, "fp16")) },
     Flag { names: &["fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
-    Flag { names: &["torch_dtype", "dtype"], meaning: Only(&["float32"], PRECISION) },
+    Flag { names: &["torch_dtype", "dtype"], meaning: Special(dtype) },
     Flag { names: &["tf32"], meaning: SwitchTo(&[("train.tf32", Yes)]) },
     Flag { names: &["full_determinism"], meaning: SwitchTo(&[("train.deterministic", Yes)]) },
     Flag { names: &["use_cpu"], meaning: SwitchTo(&[("train.device", W("cpu"))]) },

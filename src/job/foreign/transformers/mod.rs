@@ -10,11 +10,11 @@ use ft_trainer::{
 };
 
 use super::{
-    BLOCK_SIZE, CHECKPOINT_EVERY, CONFIG, CONTEXT, EVAL_EVERY, Flag, Job, LOG_EVERY, MICRO_BATCH,
+    BLOCK_SIZE, CHECKPOINT_EVERY, CONFIG, CONTEXT, EVAL_EVERY, Flag, HALF, Job, LOG_EVERY, MICRO_BATCH,
     Meaning::*,
-    Program, STEPS,
+    PRECISION, Program, STEPS,
     Setting::{self, Number as N, Whole as I, Word as W, Yes},
-    TOKENIZER, WEIGHTS, as_number, whole,
+    TOKENIZER, WEIGHTS, as_number, number, whole,
 };
 use crate::job::{
     hub::{self, HubName},
@@ -109,7 +109,6 @@ const SAVE_STRATEGY: &str = "save_strategy";
 const LOG_STRATEGY: &str = "logging_strategy";
 const DATA_SEED: &str = "data_seed";
 /// Either that flags of the program turned on.
-const HALF: &str = "half";
 /// A type that is named as a size.
 const TYPE: &str = "type";
 /// A published tokenizer, which is the usual one here.
@@ -485,6 +484,21 @@ fn rates(job: &mut Job) {
                 .to_owned(),
         );
     }
+}
+
+fn dtype(job: &mut Job, value: &str) -> Result<(), String> {
+    match value {
+        "float32" => {}
+        "auto" => job.note("--dtype", "weights are kept in float32 here, whatever type their file has"),
+        _ => return Err(PRECISION.to_owned()),
+    }
+    Ok(())
+}
+
+/// The program clips where the number is above 0.
+fn clip_norm(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set("train.clip_norm", number(value)?.max(0.0));
+    Ok(())
 }
 
 fn data_seed(job: &mut Job, value: &str) -> Result<(), String> {
