@@ -54,6 +54,10 @@ pub enum DataError {
         list(.columns)
     )]
     ColumnsDiffer { path: PathBuf, column: String, columns: Vec<String> },
+    #[error(
+        "the text of {path} is in its column `{other}`, and that of {first} in `{column}`. Give both one name, or leave one out"
+    )]
+    FilesDiffer { path: PathBuf, other: String, first: PathBuf, column: String },
     #[error("{left_out} of the {rows} rows of {path} cannot be used, and `on_bad_row = \"skip\"` is for a few. The first: {first}")]
     MostRowsBad { path: PathBuf, left_out: u64, rows: u64, first: String },
     #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]

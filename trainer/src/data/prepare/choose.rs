@@ -1,6 +1,6 @@
 //! Which documents are used, and for what: a function of their text alone, so that paths and order do not matter.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -38,7 +38,7 @@ pub fn survey(
     reading: &Reading<'_>,
     specials: Option<&Specials>,
     remarks: &mut Remarks,
-    done: &mut u64,
+    course: &mut Course,
     report: &mut dyn FnMut(u64),
 ) -> Result<Vec<Surveyed>, DataError> {
     let mut found = Vec::new();
@@ -51,7 +51,7 @@ pub fn survey(
             bytes += part.text.len() as u64;
             read += part.text.len() as u64;
             // A packed file has fewer bytes than its text.
-            report(*done + read.min(length));
+            report(course.done + read.min(length));
             if let Some(specials) = specials {
                 specials.count(part.text, &mut remarks.literal);
             }
@@ -60,6 +60,7 @@ pub fn survey(
             }
             Ok(())
         })?;
+        course.agree(path, findings.column, reading)?;
         remarks.rows_left_out += findings.left_out;
         remarks.short_rows += findings.short;
         remarks.nulls += findings.nulls;
@@ -70,10 +71,31 @@ pub fn survey(
             remarks.carriage_returns.get_or_insert_with(|| path.display().to_string());
         }
         remarks.first_row = remarks.first_row.take().or(findings.first);
-        *done += if length == u64::MAX { read } else { length };
-        report(*done);
+        course.done += if length == u64::MAX { read } else { length };
+        report(course.done);
     }
     Ok(found)
+}
+
+/// The way through lists of files that are surveyed one after the other.
+#[derive(Debug, Default)]
+pub struct Course {
+    /// Bytes of the files that were read.
+    done: u64,
+    /// The first table, and its column of text.
+    column: Option<(PathBuf, String)>,
+}
+
+impl Course {
+    /// Refuses a table whose text is in a column of another name, which nobody asked for: the only one may be a number of the row.
+    fn agree(&mut self, path: &Path, column: Option<String>, reading: &Reading<'_>) -> Result<(), DataError> {
+        let Some(other) = column.filter(|_| reading.column.is_none()) else { return Ok(()) };
+        let (first, column) = self.column.get_or_insert_with(|| (path.to_owned(), other.clone()));
+        if *column == other {
+            return Ok(());
+        }
+        Err(DataError::FilesDiffer { path: path.to_owned(), other, first: first.clone(), column: column.clone() })
+    }
 }
 
 fn surveyed(digest: &[u8], bytes: u64) -> Surveyed {

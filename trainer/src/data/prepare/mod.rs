@@ -16,7 +16,7 @@ use std::time::UNIX_EPOCH;
 
 use sha2::{Digest, Sha256};
 
-use self::choose::{Fate, choose, survey};
+use self::choose::{Course, Fate, choose, survey};
 pub use self::remarks::{Remarks, Vocabulary};
 use super::DataError;
 use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, SplitDescription, TokenizerFiles, hex};
@@ -166,9 +166,9 @@ impl<'a> Selection<'a> {
         // Who has said what they are is not told again.
         let counted = config.end_of_text.is_none().then_some(specials);
         let total = inputs.files().iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
-        let mut done = 0;
+        let mut course = Course::default();
         let mut survey = |files: &[PathBuf]| {
-            survey(files, &reading, counted, remarks, &mut done, &mut |done| progress(Stage::Reading, done, Some(total)))
+            survey(files, &reading, counted, remarks, &mut course, &mut |done| progress(Stage::Reading, done, Some(total)))
         };
         let (train, validation) = (survey(&inputs.train)?, survey(&inputs.validation)?);
         let empty = |what: &str| DataError::Empty { what: what.to_owned() };

@@ -114,6 +114,33 @@ fn progress_rises_to_the_whole_in_each_stage() {
 }
 
 #[test]
+fn files_have_one_column_of_text() {
+    let text = folder(&[
+        ("a.jsonl", "{\"text\": \"one\"}\n"),
+        ("b.jsonl", "{\"id\": \"id-17\"}\n"),
+        ("c.csv", "body\ntwo\n"),
+        ("d.txt", "prose"),
+        ("e.csv", "text\nthree\n"),
+    ]);
+    let path = |name: &str| text.path().join(name).display().to_string();
+    let of = |train: &[&str], validation: &[&str], column: Option<&str>| {
+        let [train, validation] = [train, validation].map(|names| names.iter().map(|name| path(name)).collect::<Vec<_>>());
+        let config = config(serde_json::json!({"train": train, "validation": validation, "column": column}));
+        let out = text.path().join("out");
+        let made = quietly(&config, &out).map(|summary| summary.description.train.documents).map_err(|error| error.to_string());
+        let _ = std::fs::remove_dir_all(out);
+        made
+    };
+    let refused = of(&["a.jsonl", "b.jsonl"], &[], None).unwrap_err();
+    let expected =
+        format!("{} is in its column `id`, and that of {} in `text`. Give both one name", path("b.jsonl"), path("a.jsonl"));
+    assert!(refused.contains(&expected), "{refused}");
+    assert!(of(&["a.jsonl", "d.txt"], &["c.csv"], None).unwrap_err().contains("in its column `body`"));
+    assert_eq!(of(&["a.jsonl", "d.txt", "e.csv"], &[], None), Ok(2), "and one held out");
+    assert_eq!(of(&["c.csv"], &[], Some("body")), Ok(1));
+}
+
+#[test]
 fn json_by_another_name_is_told() {
     let row = r#"{"text": "to be or not to be"}"#;
     for (name, text, is_told) in [
@@ -546,6 +573,10 @@ fn a_token_file_says_what_it_is() {
         (refused("nanogpt", &wide(8), &[]), "its tokens have 32 or 64 bits"),
         (refused("nanogpt", b"Once upon a time there was", &[]), "it is text and not tokens; leave data.format out"),
         (refused("nanogpt", b"\x93NUMPY\x01\0", &[]), "an array of numpy"),
+        (refused("nanogpt", b"LITPKDS\0\x01\0\0\0", &[]), "a token file of lit-gpt"),
+        (refused("nanogpt", b"PAR1\x15\x04\x15\x10\x15\x14\x4c\x15", &[]), "it is a parquet file and not tokens"),
+        (refused("nanogpt", b"\x40\0\0\0\0\0\0\0{\"a\"", &[]), "a file of weights (safetensors)"),
+        (refused("nanogpt", &wide(2), &[("spm.model", "")]), "a vocabulary of SentencePiece"),
         (refused("nanogpt", &llama.clone()[..4], &[]), "stands for none of GPT-2's tokens"),
         (refused("nanogpt", &[&20_240_520_u32.to_le_bytes()[..], &wide(2)].concat(), &[]), "say data.format = \"llm-c\""),
         (refused("llm-c", &llama, &[]), "these are Llama 3's"),

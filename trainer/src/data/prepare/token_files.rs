@@ -63,9 +63,11 @@ pub fn read_beside(format: DataFormat, path: &Path) -> Vec<PathBuf> {
 }
 
 /// Further files beside a token file that have another vocabulary than GPT-2's.
-const OTHER_VOCABULARIES: [(&str, &str); 2] = [
+const OTHER_VOCABULARIES: [(&str, &str); 4] = [
     ("meta.pkl", "nanoGPT's vocabulary of single characters"),
     ("dict.txt", "a dictionary of fairseq (data.format = \"fairseq\" reads what lies beside one)"),
+    ("spm.model", "a vocabulary of SentencePiece"),
+    ("tokenizer.pkl", "a vocabulary of tiktoken or nanochat"),
 ];
 
 /// The tokenizer that made the tokens: the one beside them, else GPT-2's.
@@ -182,6 +184,9 @@ impl TokenFile {
         self.file()?.take(BEGINNING).read_to_end(&mut beginning).map_err(reading)?;
         if !(format == DataFormat::LlmC && beginning.starts_with(&LLM_C_MAGIC.to_le_bytes())) {
             refuse_other_content(&self.path, &beginning)?;
+        }
+        if beginning.starts_with(b"PAR1") {
+            return Err(self.malformed("its content", "it is a parquet file and not tokens; leave data.format out"));
         }
         if format != DataFormat::Nanogpt || beginning.len() < LEAST {
             return Ok(());

@@ -48,6 +48,8 @@ pub struct Findings {
     pub short: u64,
     /// Rows whose text is null, which are no documents.
     pub nulls: u64,
+    /// The column of a table that the text was taken from.
+    pub column: Option<String>,
     /// A text file that is JSON, as far as was looked.
     pub is_json: bool,
     /// A text file whose lines end with CR and LF, as far as was looked.

@@ -34,7 +34,7 @@ pub struct Source {
 }
 
 /// Beginnings of files that hold no text as it is: where, what, its name, and what to do.
-const NO_TEXT: [(usize, &[u8], &str, &str); 21] = [
+const NO_TEXT: [(usize, &[u8], &str, &str); 24] = [
     (0, b"PK\x03\x04", "a zip archive", UNPACK),
     (0, b"PK\x05\x06", "an empty zip archive", LEAVE),
     (0, b"\xfd7zXZ\0", "packed by xz", "unpack it (xz -d)"),
@@ -48,6 +48,9 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 21] = [
     (0, b"\xfe\xff", "UTF-16 text", UTF_16),
     (0, b"%PDF-", "a PDF", "take its text out (pdftotext)"),
     (0, b"ARROW1", "an Arrow file", ARROW),
+    (0, b"FEA1\0", "a Feather file", ARROW),
+    (0, b"LITPKDS", "a token file of lit-gpt", "write its tokens without its header (numpy: tofile)"),
+    (4, b"\0\0\0\0{\"", "a file of weights (safetensors)", LEAVE),
     (0, b"\xff\xff\xff\xff", "an Arrow stream", ARROW),
     (0, b"\x93NUMPY", "an array of numpy", LEAVE),
     (0, b"SQLite format 3\0", "a database of SQLite", "write its rows as JSON Lines"),
@@ -75,7 +78,8 @@ impl Source {
                 file.rewind().map_err(reading)?;
                 (Box::new(Unpacked::new(flate2::read::MultiGzDecoder::new(BufReader::new(file)), length, "gzip")), Some("gzip"))
             }
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            // A frame, or one that is to be skipped, as pzstd writes first.
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
                 file.rewind().map_err(reading)?;
                 let mut decoder = zstd::stream::read::Decoder::new(file).map_err(reading)?;
                 decoder.window_log_max(WINDOW_LOG).map_err(reading)?;

@@ -122,6 +122,13 @@ impl<'a> Table<'a> {
             let rows = self.left_out + self.kept;
             return Err(DataError::MostRowsBad { path: self.path.to_owned(), left_out: self.left_out, rows, first });
         }
-        Ok(Findings { left_out: self.left_out, first, short: self.short, nulls: self.nulls, ..Findings::default() })
+        Ok(Findings {
+            left_out: self.left_out,
+            first,
+            short: self.short,
+            nulls: self.nulls,
+            column: self.column,
+            ..Findings::default()
+        })
     }
 }

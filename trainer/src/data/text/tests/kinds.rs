@@ -74,6 +74,9 @@ fn packed_text_is_a_stream_of_any_length() {
     let parts = [gzip(text.as_bytes()), gzip(b" and more")].concat();
     assert!(read(&folder.file("a.txt.gz", parts), None).unwrap() == [format!("{text} and more")], "two members are one text");
     assert!(read(&folder.file("no-name", zstandard(text.as_bytes())), None).unwrap() == [text.as_str()]);
+    // A frame of four bytes that is to be skipped, as pzstd writes first.
+    let skipped = [&b"\x50\x2a\x4d\x18\x04\0\0\0\xff\xff\0\0"[..], &zstandard(text.as_bytes())].concat();
+    assert!(read(&folder.file("skipped.txt.zst", skipped), None).unwrap() == [text.as_str()]);
     let rows = "text\na\nb\n";
     assert_eq!(read(&folder.file("rows.csv.gz", gzip(rows.as_bytes())), None).unwrap(), ["a", "b"]);
     assert_eq!(read(&folder.file("rows.csv.gz", rows), None).unwrap(), [rows], "the name alone packs nothing, and tells nothing");
