@@ -241,7 +241,13 @@ fn a_job_without_a_machine_costs_nothing_and_gives_up_when_it_has_waited_enough(
         Sandbox::said(command.envs(devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce"))
     };
     let sets = ["compute.gce.image=registry.example/ftctl@sha256:00", "compute.gce.zones=[\"us-central1-a\"]"];
-    let submit = ["submit", "job.toml", "--max-wait", "4s", "--set", sets[0], "--set", sets[1]];
+    let sets = ["--set", sets[0], "--set", sets[1]];
+    let begun = Instant::now();
+    let said = ftctl(&[&["submit", "job.toml", "--wait", "--timeout", "2s"][..], &sets].concat());
+    assert!(said.code == Some(10) && said.stderr.contains("waited 2s for the job waits-"), "{}", said.stderr);
+    assert!(said.stderr.contains("; it does not run yet") && begun.elapsed() < Duration::from_secs(30), "{}", said.stderr);
+    assert_eq!(ftctl(&["down", "waits", "-y"]).code, Some(0));
+    let submit = [&["submit", "job.toml", "--max-wait", "4s"][..], &sets].concat();
     let said = ftctl(&submit);
     assert_eq!(said.code, Some(5), "{}", said.stderr);
     let why = "there was no machine within the 4s that the job may wait (limits.max_wait): no zone has such a machine now: us-central1-a: out of stock";

@@ -92,25 +92,68 @@ impl Waiting {
         self.spend(bounded).await
     }
 
+    /// Does the work that brings a job up, until it runs.
+    pub async fn until_it_runs(
+        &mut self,
+        world: &World,
+        id: &JobId,
+        work: impl Future<Output = Result<Record, Failure>>,
+    ) -> Result<Record, Failure> {
+        let whole = over(self.timeout, self.spent);
+        let bounded = async {
+            tokio::select! {
+                done = work => done,
+                waited = whole => {
+                    let message = format!("waited {waited} for the job {id}; it does not run yet");
+                    Err(Failure { message, ..detached(id, Exit::Deadline) })
+                }
+            }
+        };
+        let done = self.spend(bounded).await;
+        match done {
+            Err(failure) if failure.exit == Exit::Deadline => Err(self.after(world, id, failure).await),
+            done => done,
+        }
+    }
+
     /// [`to_the_end`], or to the end that the interruption brings about.
-    pub async fn to_the_end(
-        &self,
+    pub async fn until_the_end(
+        &mut self,
         world: &World,
         id: &JobId,
         log: impl Future<Output = Result<(), Failure>>,
     ) -> Result<Record, Failure> {
-        let ended = to_the_end(world, id, (self.timeout, self.spent), log).await;
-        let Err(failure) = &ended else { return ended };
-        if !(self.cancel_on_interrupt && matches!(failure.exit, Exit::Interrupted | Exit::Terminated | Exit::Deadline)) {
-            return ended;
+        let left = (self.timeout, self.spent);
+        match self.spend(to_the_end(world, id, left, log)).await {
+            Err(failure) => Err(self.after(world, id, failure).await),
+            ended => ended,
         }
-        world.report.warn(&format!("cancelling {id} with a checkpoint (Ctrl-C again to leave it running)"));
-        tokio::select! {
-            cancelled = Box::pin(cancel::cancel(world, id, GRACE)) => cancelled?,
-            // Not SIGTERM: some pipelines send both, one soon after the other.
-            () = ctrl_c() => return ended,
-        };
-        Err(Failure::new(failure.exit, format!("the job {id} was cancelled")))
+    }
+
+    /// Whether a job ends with a wait that ended so.
+    pub fn cancels(&self, exit: Exit) -> bool {
+        self.cancel_on_interrupt && matches!(exit, Exit::Interrupted | Exit::Terminated | Exit::Deadline)
+    }
+
+    async fn after(&self, world: &World, id: &JobId, failure: Failure) -> Failure {
+        if !self.cancels(failure.exit) {
+            return failure;
+        }
+        match cancel(world, id).await {
+            Ok(true) => Failure::new(failure.exit, format!("the job {id} was cancelled")),
+            Ok(false) => failure,
+            Err(other) => other,
+        }
+    }
+}
+
+/// Cancels a job for which nobody waits any more. `false` where Ctrl-C left it running.
+pub async fn cancel(world: &World, id: &JobId) -> Result<bool, Failure> {
+    world.report.warn(&format!("cancelling {id} with a checkpoint (Ctrl-C again to leave it running)"));
+    tokio::select! {
+        cancelled = Box::pin(cancel::cancel(world, id, GRACE)) => cancelled.map(|_| true),
+        // Not SIGTERM: some pipelines send both, one soon after the other.
+        () = ctrl_c() => Ok(false),
     }
 }
 

@@ -37,8 +37,8 @@ impl Arguments {
             let id = record.id;
             world.report.line(&format!("job {id}"));
             let running = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running)));
-            self.waiting.spend(running).await?;
-            let record = self.waiting.to_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
+            self.waiting.until_it_runs(&world, &id, running).await?;
+            let record = self.waiting.until_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
             let settled = bill::settled(&world, &record).await?;
             Ok((record, settled))
         })?;

@@ -83,13 +83,13 @@ impl Until {
     /// Carries the job on until it runs, or to its end, and prints its id.
     pub fn carry(mut self, app: &mut App<'_>, world: &World, id: &JobId) -> Result<(), Failure> {
         let running = async { follow::or_roll_back(world, id, Box::pin(drive(world, id, drive::Until::Running))).await };
-        let record = app.block_on(self.waiting.spend(running))?;
+        let record = app.block_on(self.waiting.until_it_runs(world, id, running))?;
         if !self.wait && !self.follow {
             let shown = app.output.show(&Submitted::of(&record));
             return follow::verdict(&record).and(shown);
         }
         let log = async { if self.follow { follow::log_to_stderr(world, id).await } else { Ok(()) } };
-        let end = Box::pin(self.waiting.to_the_end(world, id, log));
+        let end = Box::pin(self.waiting.until_the_end(world, id, log));
         // As JSON there is one value, which has the end.
         if matches!(app.output.format(), Format::Json | Format::Jsonl) {
             let ended = super::block_on(async { Ok(end.await) })?;
@@ -121,13 +121,23 @@ impl Opening {
     /// `waiting`: how long the user waits, for the name too.
     pub async fn open(&self, world: &World, plan: Plan, waiting: &mut follow::Waiting) -> Result<Record, Failure> {
         let key = self.idempotency_key.as_deref();
+        if key.is_some_and(|key| key.trim().is_empty()) {
+            let message = "--idempotency-key is empty: all such submissions would be one job";
+            return Err(Failure::new(Exit::Usage, message).fix("set the variable that it is taken from, or leave the flag out"));
+        }
         if let Some(why) = has_no_patience(&plan) {
             world.report.warn(&why);
         }
-        if self.queue {
-            waiting.spend_at_most(open::wait_for_name(world, &plan.name, key)).await?;
+        loop {
+            if self.queue {
+                waiting.spend_at_most(open::wait_for_name(world, &plan.name, key)).await?;
+            }
+            match Box::pin(open::open(world, plan.clone(), key, true)).await {
+                // Of several that waited, another was faster.
+                Err(failure) if self.queue && failure.exit == Exit::Conflict && failure.retryable() => {}
+                opened => return Ok(opened?.record),
+            }
         }
-        Ok(Box::pin(open::open(world, plan, key, true)).await?.record)
     }
 }
 

@@ -23,7 +23,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+    pub fn run(mut self, app: &mut App<'_>) -> Result<(), Failure> {
         let mut meant = Vec::new();
         for job in &self.jobs {
             let (mut world, record) = app.block_on(app.job(job))?;
@@ -32,13 +32,27 @@ impl Arguments {
         }
         let mut ended = Ended(Vec::new());
         let mut verdict = Ok(());
-        for (world, record) in meant {
+        let (mut meant, mut interrupted) = (meant.into_iter(), None);
+        for (world, record) in meant.by_ref() {
             if record.state != State::Finished {
                 app.output.report().line(&format!("Waiting for the end of {}", record.id));
             }
-            let record = app.block_on(Box::pin(self.waiting.to_the_end(&world, &record.id, async { Ok(()) })))?;
-            verdict = verdict.and(follow::verdict(&record));
-            ended.0.push(Submitted::of(&record));
+            match app.block_on(Box::pin(self.waiting.until_the_end(&world, &record.id, async { Ok(()) }))) {
+                Ok(record) => {
+                    verdict = verdict.and(follow::verdict(&record));
+                    ended.0.push(Submitted::of(&record));
+                }
+                Err(failure) => {
+                    interrupted = Some(failure.exit);
+                    verdict = verdict.and(Err(failure));
+                    break;
+                }
+            }
+        }
+        // The wait for the others is over as well.
+        let others = meant.filter(|(_, record)| record.state != State::Finished);
+        for (world, record) in others.filter(|_| interrupted.is_some_and(|exit| self.waiting.cancels(exit))) {
+            app.block_on(Box::pin(follow::cancel(&world, &record.id)))?;
         }
         app.output.conclude(&ended, verdict)
     }

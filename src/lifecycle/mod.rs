@@ -103,6 +103,19 @@ impl World {
 
     /// Refuses a job whose machines are in another account than the one that is named here, where they seem to be gone.
     pub fn admits(&self, record: &Record) -> Result<()> {
+        let is_simulated = self.provider.capabilities().simulated;
+        let id = &record.id;
+        if record.simulated && !is_simulated {
+            let message = format!("{id} is a job of a simulated cloud, and here the real one is named");
+            let fix = format!("source the variables of that devcloud, or, if it has ended: `ftctl down {id} --cloud-is-gone`");
+            return Err(Failure::new(Exit::Usage, message).fix(fix));
+        }
+        // Records of before do not say which they are of.
+        if !record.simulated && is_simulated && record.account.is_some() {
+            let message = format!("the machines of {id} are in a real cloud, and here a simulated one is named");
+            let fix = "unset the variables of the devcloud (FTCTL_ENDPOINT_*), or use another shell";
+            return Err(Failure::new(Exit::Usage, message).fix(fix));
+        }
         let (Some(of_job), Some((here, how))) = (&record.account, self.provider.name()) else { return Ok(()) };
         if of_job.eq_ignore_ascii_case(&here) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Opens a job, or finds it: which one an invocation works on. One name belongs to one job at a time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,8 @@ const NAME_SCHEMA: &str = "ftctl.name/1";
 
 /// How often a job that waits for its name looks whether it is free.
 const QUEUE: Duration = Duration::from_secs(2);
+/// In which another ftctl that has reserved a name writes the record of its job, unless it was killed.
+const RESERVED: Duration = Duration::from_secs(5);
 
 /// `names/<name>.json`: the newest job of that name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +43,8 @@ async fn entry(store: &dyn Store, name: &str) -> Result<Option<(NameEntry, ETag)
 }
 
 /// The job of this plan: the one that `up` left waiting, or the one of this idempotency key, or a new one. The name is reserved
-/// before the record is written, so a crash in between leaves a name that the next invocation fills, never two jobs.
+/// before the record is written, so a crash in between leaves a name that the next invocation takes over, never two jobs. Of two
+/// invocations at once, each of which means a job of its own, one has the name.
 ///
 /// # Errors
 /// [`Exit::Conflict`] when an unfinished job has the name.
@@ -66,7 +69,15 @@ async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool)
     let (id, condition) = match entry(store, &plan.name).await? {
         None => (fresh, Condition::IfAbsent),
         Some((entry, etag)) => match journal::read(store, &entry.id).await {
-            Err(failure) if failure.exit == Exit::NotFound => return create(world, entry.id, plan, key, submit).await,
+            Err(failure) if failure.exit == Exit::NotFound && entry.id == fresh => {
+                return create(world, fresh, plan, key, submit).await;
+            }
+            Err(failure) if failure.exit == Exit::NotFound => {
+                if has_changed(store, &entry).await? {
+                    return Box::pin(try_to_open(world, plan, key, submit)).await;
+                }
+                (fresh, Condition::IfMatch(etag))
+            }
             Err(failure) => return Err(failure),
             Ok((record, _)) if !record.state.is_finished() || has_key(&record, key) => {
                 return resume(world, &entry.id, &plan, key, submit).await;
@@ -100,7 +111,27 @@ async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit:
     (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
     record.simulated = world.provider.capabilities().simulated;
     record.account = world.provider.name().map(|(name, _)| name);
-    go_on(world, Journal::create(world, record).await?, &plan, key, submit).await
+    let job = Journal::create(world, record).await?;
+    // One that took long to come so far may have been taken for killed.
+    if entry(world.store.as_ref(), &plan.name).await?.is_none_or(|(entry, _)| entry.id != job.record.id) {
+        world.store.delete(&path::record(&job.record.id)).await?;
+        return Err(Failure::new(Exit::Conflict, format!("another ftctl took the name `{}` meanwhile", plan.name)));
+    }
+    go_on(world, job, &plan, key, submit).await
+}
+
+/// Waits for the record of a name that another ftctl has reserved. `false` when none comes: that one was killed.
+async fn has_changed(store: &dyn Store, reserved: &NameEntry) -> Result<bool> {
+    let since = Instant::now();
+    while since.elapsed() < RESERVED {
+        if store.head(&path::record(&reserved.id)).await?.is_some()
+            || entry(store, reserved.id.name()).await?.is_none_or(|(entry, _)| entry != *reserved)
+        {
+            return Ok(true);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(false)
 }
 
 /// Goes on with a job that exists: after `up`, or with the same idempotency key.

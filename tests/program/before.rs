@@ -46,7 +46,7 @@ fn a_job_of_before_is_shown_and_its_checkpoint_fetched() {
     let before = Before::new();
     let status = before.json(&["status", "before"]);
     assert!(status["id"] == ID && status["state"] == "running" && status["attempt"] == 1 && status["step"] == 20, "{status}");
-    assert!(before.ok(&["explain", ID]).contains("attempt 1 of at most 20 is running"));
+    assert!(before.ok(&["explain", ID]).contains("there is no sign of attempt 1's machine since"));
     assert_eq!(before.json(&["bill", ID])["attempts"][0]["price_per_hour"], "0USD");
     before.ok(&["download", ID, "--checkpoint", "20", "--to", "model"]);
     assert_eq!(fs::metadata(before.0.path("model/model.safetensors")).expect("weights").len(), 6_784);

@@ -51,6 +51,66 @@ fn a_key_is_a_promise_whatever_jobs_came_between() {
     assert_eq!(status["id"], second.trim(), "the name is that of the later job");
 }
 
+/// The ids and the exit codes of these submissions, all at once.
+fn at_once(sandbox: &Sandbox, submissions: &[Vec<&str>]) -> Vec<(Option<i32>, String)> {
+    let begin = |more: &Vec<&str>| {
+        let mut command = sandbox.command(&[&["submit", "job.toml"], &more[..]].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started")
+    };
+    let begun: Vec<_> = submissions.iter().map(begin).collect();
+    let end = |child: std::process::Child| {
+        let said = child.wait_with_output().expect("ended");
+        (said.status.code(), String::from_utf8_lossy(&said.stdout).trim().to_owned())
+    };
+    begun.into_iter().map(end).collect()
+}
+
+#[test]
+fn two_keys_at_once_are_no_one_job() {
+    for round in 0..4 {
+        let sandbox = sandbox(&format!("race-{round}"));
+        let [first, second] = ["A", "B"].map(|key| vec!["--idempotency-key", key]);
+        let ends = at_once(&sandbox, &[first, second]);
+        let ids: Vec<&String> = ends.iter().filter(|(code, _)| *code == Some(0)).map(|(_, id)| id).collect();
+        assert!(!ids.is_empty() && ends.iter().all(|(code, _)| [Some(0), Some(12)].contains(code)), "{ends:?}");
+        assert!(ids.len() == 1 || ids[0] != ids[1], "{ends:?}");
+        let running = sandbox.json(&["status", "--state", "planned"]);
+        assert_eq!(running["jobs"], json!([]), "nobody is left to wait: {ends:?}");
+    }
+}
+
+#[test]
+fn who_queues_for_a_name_gets_it_however_many_queue() {
+    let sandbox = sandbox("crowd");
+    let queued = vec!["--queue", "--wait"];
+    let ends = at_once(&sandbox, &[queued.clone(), queued.clone(), queued.clone(), queued]);
+    assert!(ends.iter().all(|(code, _)| *code == Some(0)), "{ends:?}");
+    let ids: std::collections::BTreeSet<&String> = ends.iter().map(|(_, id)| id).collect();
+    assert_eq!(ids.len(), 4, "{ends:?}");
+}
+
+#[test]
+fn an_empty_key_is_none() {
+    let said = submit(&sandbox("keyless"), "", &[]);
+    assert!(said.code == Some(2) && said.stderr.contains("--idempotency-key is empty"), "{}", said.stderr);
+}
+
+#[test]
+fn a_real_job_is_not_looked_for_in_a_simulated_cloud() {
+    let sandbox = sandbox("apart");
+    let id = submit(&sandbox, "one", &[]).stdout;
+    let record = sandbox.state().join(format!("store/ftctl/v1/jobs/{}/record.json", id.trim()));
+    let mut changed: Value = serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("JSON");
+    for (account, refusal) in [(json!("the project p"), Some("are in a real cloud, and here a simulated one")), (json!(null), None)]
+    {
+        (changed["simulated"], changed["account"]) = (json!(false), account);
+        std::fs::write(&record, changed.to_string()).expect("written");
+        let said = sandbox.run(&["down", id.trim(), "-y"]);
+        assert_eq!(said.code, Some(if refusal.is_some() { 2 } else { 0 }), "{}", said.stderr);
+        assert!(refusal.is_none_or(|words| said.stderr.contains(words)), "{}", said.stderr);
+    }
+}
+
 #[test]
 fn a_key_whose_job_failed_says_so() {
     let sandbox = sandbox("broken");

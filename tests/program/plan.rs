@@ -20,7 +20,7 @@ const JOB: &str = "name = \"a\"\n[data]\ntrain = [\"text.txt\"]\nvalidation = [\
 const PARAMETERS: u64 = 403_456;
 /// 6 (12 × 8² + 50,257 × 8) + 6 × 32 × 8
 const OPERATIONS: f64 = 2_418_480.0;
-const IMAGE: &str = "registry.example/ftctl@sha256:00";
+const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
 
 fn place() -> Sandbox {
     let sandbox = Sandbox::new();
