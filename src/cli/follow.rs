@@ -40,11 +40,22 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
         done = work => return done,
         exit = interrupt() => exit,
     };
+    let record = journal::read(world.store.as_ref(), id).await.ok().map(|(record, _)| record);
     // Another user's job was not brought up here.
-    if journal::read(world.store.as_ref(), id).await.is_ok_and(|(record, _)| !world.adoption.may_drive(&record)) {
+    if record.as_ref().is_some_and(|record| !world.adoption.may_drive(record)) {
         return Err(detached(id, exit));
     }
-    world.report.warn(&format!("interrupted: removing {id} and all that was created for it (Ctrl-C again to leave it)"));
+    // One that is resumed keeps what it has.
+    let has_trained = record.is_some_and(|record| record.attempts.iter().any(|attempt| attempt.last_step > 0));
+    let (undoes, end) = if has_trained {
+        (
+            format!("ending {id}, whose checkpoints stay"),
+            format!("{id} is cancelled; `ftctl resume {id}` goes on from its checkpoint"),
+        )
+    } else {
+        (format!("removing {id} and all that was created for it"), format!("nothing of {id} is left"))
+    };
+    world.report.warn(&format!("interrupted: {undoes} (Ctrl-C again to leave it)"));
     tokio::select! {
         undone = Box::pin(cancel::cancel(world, id, Duration::ZERO)) => undone?,
         // Not SIGTERM: some pipelines send both, one soon after the other.
@@ -53,7 +64,7 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
             return Err(Failure::new(exit, message).fix(format!("ftctl down {id}")));
         }
     };
-    Err(Failure::new(exit, format!("nothing of {id} is left")))
+    Err(Failure::new(exit, end))
 }
 
 /// How a wait for the end of a job ends before that.

@@ -60,7 +60,7 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
         return cancelled("cancelled; it did not stop by itself in time");
     }
     if seen.past_deadline {
-        return too_late(matches!(seen.sighting, Sighting::Queued { .. }));
+        return too_late(record, matches!(seen.sighting, Sighting::Queued { .. }));
     }
     match seen.sighting {
         // No agent is there that could end by itself.
@@ -100,7 +100,7 @@ fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool, sighting: &Sigh
         ExitReason::Succeeded => Decision::Collect,
         ExitReason::Cancelled => cancelled("cancelled"),
         _ if cancel => cancelled("cancelled"),
-        ExitReason::Deadline => too_late(false),
+        ExitReason::Deadline => too_late(record, false),
         ExitReason::Preempted | ExitReason::LostLease => match sighting {
             // The agent cannot tell this from a preemption.
             Sighting::Cancelled { why } => cancelled(why),
@@ -118,9 +118,19 @@ fn cancelled(reason: &str) -> Decision {
 }
 
 /// A group's time passes while it waits for a machine.
-fn too_late(waits: bool) -> Decision {
-    let reason = if waits { "its time to live is over, and it was waiting for a machine" } else { "its time to live is over" };
-    Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: reason.to_owned() }
+fn too_late(record: &Record, waits: bool) -> Decision {
+    let over = over(record);
+    let reason = if waits { format!("{over}, and it was waiting for a machine") } else { over };
+    Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason }
+}
+
+/// Why a job has no time left: the ceiling may pay for less than it may live.
+pub(super) fn over(record: &Record) -> String {
+    let plan = &record.plan;
+    match plan.max_cost.filter(|_| plan.lifetime() < plan.ttl.0) {
+        Some(most) => format!("its money is spent (limits.max_cost = {most})"),
+        None => "its time to live is over".to_owned(),
+    }
 }
 
 /// `exit` is the agent's record of its end, if it left one.
@@ -279,6 +289,11 @@ mod tests {
             assert_eq!(decide(&patient, seen), expected, "{row}");
         }
         let waited = Observation { out_of_patience: true, ..seen(queued(), None, None) };
+        let mut spent = record(&[RetryCause::Preempt]);
+        (spent.plan.price_per_hour, spent.plan.max_cost) = (Money::from_dollars(1.0), Some(Money::from_dollars(0.01)));
+        let late = Observation { past_deadline: true, ..seen(ALIVE, None, None) };
+        let why = "its money is spent (limits.max_cost = 0.01USD)";
+        assert_eq!(decide(&spent, late), end(Outcome::Failed, Exit::Deadline, why));
         let why = "there was no machine at once, and the job may not wait (retry.on is without \"capacity\"): full";
         assert_eq!(decide(&record(&[RetryCause::Preempt]), waited), end(Outcome::Failed, Exit::Capacity, why));
     }

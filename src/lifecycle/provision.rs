@@ -26,7 +26,8 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     let image = image::of(world, &job.record).await?;
     job.record.trainer = Some(image.clone());
     let Some(plan) = job.record.left(world.clock.now()) else {
-        job.end(Outcome::Failed, Exit::Deadline, "its time to live is over").await?;
+        let why = decide::over(&job.record);
+        job.end(Outcome::Failed, Exit::Deadline, &why).await?;
         return Ok(Next::Now);
     };
     match world.provider.provision(&attempt, &plan, &image).await {

@@ -57,12 +57,12 @@ fn at_once(sandbox: &Sandbox, submissions: &[Vec<&str>]) -> Vec<(Option<i32>, St
         let mut command = sandbox.command(&[&["submit", "job.toml"], &more[..]].concat());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started")
     };
-    let begun: Vec<_> = submissions.iter().map(begin).collect();
+    let children: Vec<_> = submissions.iter().map(begin).collect();
     let end = |child: std::process::Child| {
         let said = child.wait_with_output().expect("ended");
         (said.status.code(), String::from_utf8_lossy(&said.stdout).trim().to_owned())
     };
-    begun.into_iter().map(end).collect()
+    children.into_iter().map(end).collect()
 }
 
 #[test]

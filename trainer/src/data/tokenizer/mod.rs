@@ -130,9 +130,10 @@ impl Tokenizer {
         ids
     }
 
-    /// The ids of a prompt. An empty one begins a new document.
+    /// The ids of a prompt, with its special tokens, as transformers reads one. An empty one begins a new document.
     pub fn encode_prompt(&self, prompt: &str) -> Vec<u32> {
-        let tokens = self.encode(prompt);
+        let ids = |segment: Segment<'_>| segment.token.map_or_else(|| self.encode(segment.text), |token| vec![token]);
+        let tokens: Vec<u32> = self.specials.segments(prompt).into_iter().flat_map(ids).collect();
         if tokens.is_empty() { vec![self.end_of_text] } else { tokens }
     }
 

@@ -148,3 +148,11 @@ fn ids_outside_the_vocabulary_decode_as_the_replacement_character() {
     assert_eq!(tokenizer.vocabulary(), 257);
     assert_eq!(tokenizer.decode(&[1, 999, 256]), "\"\u{fffd}<|endoftext|>");
 }
+
+#[test]
+fn a_prompt_has_the_tokens_that_are_named_in_it() {
+    let tokenizer = Tokenizer::gpt2().unwrap();
+    assert_eq!(tokenizer.encode_prompt("Hello<|endoftext|>World"), [15_496, 50_256, 10_603]);
+    assert_eq!([tokenizer.encode_prompt("<|endoftext|>"), tokenizer.encode_prompt("")], [[50_256], [50_256]]);
+    assert_eq!(tokenizer.encode("<|endoftext|>").len(), 7, "a text is not read so unless it is asked for");
+}
