@@ -4,11 +4,10 @@
 //! The arithmetic is that of `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` (Liu et al. 2025, "Muon is scalable for LLM
 //! training", section 2.2): updates are scaled to the size of AdamW's, so that one learning rate and weight decay serve both.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::{Rule, Update, norm};
+use super::{Rule, Update};
 use crate::cpu::engine;
-use crate::model::layers::linear;
 
 /// Coefficients of the quintic iteration, chosen for a steep slope at zero.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
@@ -58,48 +57,20 @@ fn orthogonal(matrix: &Tensor) -> Tensor {
     let tall = matrix.size()[0] > matrix.size()[1];
     let turned = |x: Tensor| if tall { x.tr() } else { x };
     let [a, b, c] = COEFFICIENTS;
-    let x = turned(matrix.to_kind(Kind::BFloat16)).contiguous();
+    let x = turned(matrix.to_kind(Kind::BFloat16));
     // Where products in bf16 would be plain loops they are made in `f32`, from the same numbers.
-    let is_fast = if is_own(&x) {
-        linear::is_multiplied(Kind::BFloat16)
-    } else {
-        x.device().is_cuda() || engine::has_onednn_products(Kind::BFloat16)
-    };
-    let mut x = (&x / length(&x).clamp_min(EPSILON)).to_kind(if is_fast { Kind::BFloat16 } else { Kind::Float });
+    let is_fast = x.device().is_cuda() || engine::has_onednn_products(Kind::BFloat16);
+    let mut x = (&x / x.norm().clamp_min(EPSILON)).to_kind(if is_fast { Kind::BFloat16 } else { Kind::Float });
     for _ in 0..ITERATIONS {
-        let gram = square(&x);
+        let gram = rounded(&x.matmul(&x.tr()));
         let polynomial = sum_with_product(&gram, b, &gram, &gram, c);
         x = sum_with_product(&x, a, &polynomial, &x, 1.0);
     }
     turned(x)
 }
 
-/// Whether this crate multiplies: its products have the same bits for any number of threads, and libtorch's have not.
-fn is_own(x: &Tensor) -> bool {
-    x.device() == Device::Cpu && engine::is_own()
-}
-
-fn length(x: &Tensor) -> Tensor {
-    if is_own(x) { Tensor::from(norm::of(&x.to_kind(Kind::Float))).to_kind(x.kind()) } else { x.norm() }
-}
-
-/// `x @ xᵀ`, rounded once.
-fn square(x: &Tensor) -> Tensor {
-    if !is_own(x) {
-        return rounded(&x.matmul(&x.tr()));
-    }
-    let mut sum = Tensor::zeros([x.size()[0]; 2], (Kind::Float, Device::Cpu));
-    linear::add_product_transposed(&mut sum, x, x);
-    sum.to_kind(Kind::BFloat16).to_kind(x.kind())
-}
-
 /// `scale · x + factor · left @ right`, rounded once. (libtorch's `addmm` has no scales in tch; a batch of one has.)
 fn sum_with_product(x: &Tensor, scale: f64, left: &Tensor, right: &Tensor, factor: f64) -> Tensor {
-    if is_own(x) {
-        let mut sum = Tensor::zeros(x.size(), (Kind::Float, Device::Cpu));
-        linear::add_product(&mut sum, left, right);
-        return (sum * factor + x.to_kind(Kind::Float) * scale).to_kind(Kind::BFloat16).to_kind(x.kind());
-    }
     let [x, left, right] = [x, left, right].map(|x| x.unsqueeze(0));
     rounded(&x.baddbmm(&left, &right, scale, factor).squeeze_dim(0))
 }
