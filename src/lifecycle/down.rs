@@ -22,13 +22,21 @@ use crate::{
 /// one whose record is lost or unreadable is destroyed by its id alone.
 ///
 /// # Errors
-/// [`Exit::Conflict`] when this store knows no such job, and another one has machines of it.
+/// [`Exit::Conflict`] when this store knows no such job, and another one has machines of it. [`Exit::Usage`] when the record says
+/// that its machines are in another account. Somebody else may have written that, so those that are here are destroyed first, and
+/// the job is asked to stop wherever it runs; its record and its debt stay.
 pub async fn down(world: &World, id: &JobId) -> Result<()> {
     let read = journal::read(world.store.as_ref(), id).await;
+    if let Ok((record, _)) = &read
+        && let Err(elsewhere) = world.admits(record)
+    {
+        cancel::ask(world, id, Duration::ZERO).await?;
+        world.provider.destroy(id).await?;
+        return Err(elsewhere);
+    }
     if read.as_ref().is_ok_and(|(record, _)| !record.state.is_finished()) {
         Box::pin(cancel::cancel(world, id, Duration::ZERO)).await?;
     }
-    read.as_ref().map_or(Ok(()), |(record, _)| world.admits(record))?;
     teardown::destroy(world, id).await?;
     match read {
         Err(failure) if failure.exit == Exit::NotFound => none_elsewhere(world, id).await,
@@ -74,7 +82,6 @@ pub fn admit_forgetting(record: &Record) -> Result<()> {
 /// The acts of [`down`], one a line.
 pub async fn preview(world: &World, id: &JobId) -> Result<Vec<String>> {
     let record = journal::read(world.store.as_ref(), id).await.ok().map(|(record, _)| record);
-    record.as_ref().map_or(Ok(()), |record| world.admits(record))?;
     let cancel = record.filter(|record| !record.state.is_finished()).map(|_| format!("cancel {id}"));
     let machines = teardown::remaining(world, id).await?;
     let destroy = |machine: Resource| match machine.belongs.apart() {

@@ -120,7 +120,7 @@ impl World {
         if of_job.eq_ignore_ascii_case(&here) {
             return Ok(());
         }
-        let message = format!("the machines of {} are in {of_job}, and here {here} is named", record.id);
+        let message = format!("the machines of {id} are in {of_job}, and here {here} is named");
         Err(Failure::new(Exit::Usage, message).fix(how))
     }
 

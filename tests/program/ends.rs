@@ -101,6 +101,16 @@ fn a_real_job_is_not_looked_for_in_a_simulated_cloud() {
     let id = submit(&sandbox, "one", &[]).stdout;
     let record = sandbox.state().join(format!("store/ftctl/v1/jobs/{}/record.json", id.trim()));
     let mut changed: Value = serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("JSON");
+    let up = sandbox.run(&["up", "job.toml", "--set", "name=here"]).stdout;
+    let here = sandbox.state().join(format!("store/ftctl/v1/jobs/{}/record.json", up.trim()));
+    let mut forged: Value = serde_json::from_slice(&std::fs::read(&here).expect("a record")).expect("JSON");
+    (forged["simulated"], forged["account"]) = (json!(false), json!("the project p"));
+    std::fs::write(&here, forged.to_string()).expect("written");
+    let cloud = || std::fs::read_to_string(sandbox.state().join("fake/cloud.json")).expect("a cloud");
+    let machine = format!("\"{}-a1\": {{", up.trim());
+    assert!(cloud().contains(&machine), "{}", cloud());
+    assert_eq!(sandbox.run(&["down", up.trim(), "-y"]).code, Some(2));
+    assert!(!cloud().contains(&machine), "whoever wrote the record keeps no machine of ours: {}", cloud());
     for (account, refusal) in [(json!("the project p"), Some("are in a real cloud, and here a simulated one")), (json!(null), None)]
     {
         (changed["simulated"], changed["account"]) = (json!(false), account);
