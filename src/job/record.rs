@@ -261,13 +261,17 @@ impl Record {
 
     /// The state as a user is shown it.
     pub fn label(&self) -> &'static str {
-        match self.state {
-            _ if self.waiting.is_some() => "waiting",
-            // `up` is done: what is left is `submit`, which on a job service brings the machine.
-            State::Submitting if !self.submitted => "ready",
-            State::Imaging if !self.submitted && self.plan.compute.queues() => "ready",
-            state => state.label(self.outcome),
+        match () {
+            () if self.waiting.is_some() => "waiting",
+            () if self.is_ready() => "ready",
+            () => self.state.label(self.outcome),
         }
+    }
+
+    /// Whether all is done but what `submit` does, which on a job service brings the machine.
+    pub fn is_ready(&self) -> bool {
+        let last = if self.plan.compute.queues() { State::Imaging } else { State::Submitting };
+        !self.submitted && self.state == last
     }
 
     /// Translates a record of an older ftctl, which counted an attempt from when its machine was asked for, and had one deadline

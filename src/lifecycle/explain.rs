@@ -77,10 +77,7 @@ fn situation(record: &Record, sight: &Sight) -> String {
     let what = match (record.state, sight.retry_at) {
         (_, next_try) if record.waiting.is_some() => waits(record, next_try),
         (State::Finished, _) => return reason.to_owned(),
-        (State::Submitting, _) if !record.submitted => return "everything is ready; `ftctl submit` starts it".to_owned(),
-        (State::Imaging, _) if !record.submitted && record.plan.compute.queues() => {
-            return "everything is ready; `ftctl submit` starts it".to_owned();
-        }
+        _ if record.is_ready() => return "everything is ready; `ftctl submit` starts it".to_owned(),
         (State::TearingDown, _) => format!("its machine is being destroyed: {reason}"),
         (_, Some(at)) => format!("it waits until {at:.0} before it asks for a machine again"),
         (State::Planned | State::Uploading, _) => "its data is being prepared and uploaded".to_owned(),

@@ -37,15 +37,17 @@ pub fn norm(gradients: &Parameters) -> f64 {
 
 /// [`norm`] of one tensor.
 pub(super) fn of(tensor: &Tensor) -> f64 {
-    let sums = if is_plain(tensor) { sums_of_squares(tensor) } else { sums_anywhere(tensor) };
-    sums.into_iter().sum::<f64>().sqrt()
+    sums(tensor).into_iter().sum::<f64>().sqrt()
+}
+
+fn sums(tensor: &Tensor) -> Vec<f64> {
+    if is_plain(tensor) { sums_of_squares(tensor) } else { sums_anywhere(tensor) }
 }
 
 /// Those of parts that begin with a block.
 fn sums_of_blocks(gradients: &Shards, parts: impl Iterator<Item = Range<usize>>) -> Vec<f64> {
     let of = |(index, part): (usize, Range<usize>)| {
-        let tensor = gradients.part(index, &part);
-        let sums = if is_plain(&tensor) { sums_of_squares(&tensor) } else { sums_anywhere(&tensor) };
+        let sums = sums(&gradients.part(index, &part));
         gradients.release(index);
         sums
     };
