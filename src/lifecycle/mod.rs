@@ -57,7 +57,7 @@ use crate::{
     exit::{Exit, Failure},
     hub::Hub,
     job::{clock::Clock, record::Record, report::Report, state::State},
-    provider::Provider,
+    provider::{Capabilities, Provider},
     store::{Store, lease::Holder},
 };
 
@@ -103,9 +103,9 @@ impl World {
 
     /// Refuses a job whose machines are in another account than the one that is named here, where they seem to be gone.
     pub fn admits(&self, record: &Record) -> Result<()> {
-        let is_simulated = self.provider.capabilities().simulated;
+        let Capabilities { simulated: is_simulated, bills, .. } = self.provider.capabilities();
         let id = &record.id;
-        if record.simulated && !is_simulated {
+        if record.simulated && !is_simulated && bills {
             let message = format!("{id} is a job of a simulated cloud, and here the real one is named");
             let fix = format!("source the variables of that devcloud, or, if it has ended: `ftctl down {id} --cloud-is-gone`");
             return Err(Failure::new(Exit::Usage, message).fix(fix));
