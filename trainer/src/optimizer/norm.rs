@@ -14,8 +14,8 @@ use crate::world::{Shards, World};
 
 /// Running sums side by side.
 const LANES: usize = 16;
-/// Blocks that a device squares at once.
-const AT_ONCE: usize = 64;
+/// Blocks that a device squares at once, 64 MiB of `f64`.
+const AT_ONCE: usize = 128;
 
 /// Euclidean norm over all tensors, of which each process of `world` has its share of the sums: squares are summed in `f64` block
 /// by block, and the blocks in their order. Fails when another process is gone.
@@ -41,34 +41,62 @@ pub(super) fn of(tensor: &Tensor) -> f64 {
 }
 
 fn sums(tensor: &Tensor) -> Vec<f64> {
-    if is_plain(tensor) { sums_of_squares(tensor) } else { sums_anywhere(tensor) }
+    if is_plain(tensor) { sums_of_squares(tensor) } else { sums_anywhere(&[tensor.shallow_clone()]) }
 }
 
-/// Those of parts that begin with a block.
+/// Those of parts that begin with a block, in their order.
 fn sums_of_blocks(gradients: &Shards, parts: impl Iterator<Item = Range<usize>>) -> Vec<f64> {
-    let of = |(index, part): (usize, Range<usize>)| {
-        let sums = sums(&gradients.part(index, &part));
+    let parts = parts.enumerate().filter(|(_, part)| !part.is_empty());
+    let tensors: Vec<(usize, Tensor)> = parts.map(|(index, part)| (index, gradients.part(index, &part))).collect();
+    if !tensors.iter().all(|(_, tensor)| is_plain(tensor)) {
+        let (indices, tensors): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+        let sums = sums_anywhere(&tensors);
+        indices.into_iter().for_each(|index| gradients.release(index));
+        return sums;
+    }
+    let of = |(index, tensor): (usize, Tensor)| {
+        let sums = sums_of_squares(&tensor);
         gradients.release(index);
         sums
     };
-    parts.enumerate().filter(|(_, part)| !part.is_empty()).flat_map(of).collect()
+    tensors.into_iter().flat_map(of).collect()
 }
 
 /// In libtorch's operations, for any device and dtype: halves are added to each other, so that the order of a block's sum does not
-/// depend on how many there are.
-fn sums_anywhere(tensor: &Tensor) -> Vec<f64> {
-    let (numbers, block) = (tensor.view([-1_i64]), BLOCK as i64);
-    let sums = |part: Tensor| {
-        let missing = part.numel().next_multiple_of(BLOCK) - part.numel();
-        let mut sums = part.to_kind(Kind::Double).square().constant_pad_nd([0, missing as i64]).view([-1, block]);
-        while sums.size()[1] > 1 {
-            let [left, right] = sums.chunk(2, 1).try_into().expect("two halves");
-            sums = left + right;
+/// depend on how many there are. Blocks of many tensors are added at once, and the caller waits for the device once: two dozen
+/// operations and a wait for each tensor would leave a GPU idle between them.
+fn sums_anywhere(tensors: &[Tensor]) -> Vec<f64> {
+    let split = |tensor: &Tensor| tensor.view([-1_i64]).split((BLOCK * AT_ONCE) as i64, 0);
+    let mut groups: Vec<(usize, Vec<Tensor>)> = Vec::new();
+    for part in tensors.iter().flat_map(split) {
+        let blocks = part.numel().div_ceil(BLOCK);
+        match groups.last_mut() {
+            Some((taken, parts)) if *taken + blocks <= AT_ONCE => {
+                *taken += blocks;
+                parts.push(part);
+            }
+            _ => groups.push((blocks, vec![part])),
         }
-        sums.view([-1_i64])
-    };
-    let parts: Vec<Tensor> = numbers.split(block * AT_ONCE as i64, 0).into_iter().map(sums).collect();
-    Vec::try_from(Tensor::cat(&parts, 0).to_device(Device::Cpu)).expect("numbers of f64")
+    }
+    let sums: Vec<Tensor> = groups.into_iter().map(|(blocks, parts)| sums_of_group(blocks, &parts)).collect();
+    Vec::try_from(Tensor::cat(&sums, 0).to_device(Device::Cpu)).expect("numbers of f64")
+}
+
+/// `parts`, each of which begins with a block, of so many blocks together → `[blocks]`.
+fn sums_of_group(blocks: usize, parts: &[Tensor]) -> Tensor {
+    let mut squares = Tensor::zeros([(blocks * BLOCK) as i64], (Kind::Double, parts[0].device()));
+    let mut start = 0;
+    for part in parts {
+        squares.narrow(0, start, part.numel() as i64).copy_(part);
+        start += part.numel().next_multiple_of(BLOCK) as i64;
+    }
+    let _ = squares.square_();
+    let (squares, mut width) = (squares.view([blocks as i64, BLOCK as i64]), BLOCK as i64);
+    while width > 1 {
+        width /= 2;
+        let _ = squares.narrow(1, 0, width).g_add_(&squares.narrow(1, width, width));
+    }
+    squares.select(1, 0).copy()
 }
 
 /// Each block by itself: the same bits for any number of threads.
@@ -108,12 +136,23 @@ mod tests {
     fn a_block_has_one_sum() {
         tch::manual_seed(5);
         let tensor = Tensor::randn([3 * BLOCK as i64 + 7], (Kind::Float, Device::Cpu));
-        let whole = [sums_of_squares(&tensor), sums_anywhere(&tensor)];
+        let whole = [sums_of_squares(&tensor), sums_anywhere(&[tensor.shallow_clone()])];
         for (left, right) in whole[0].iter().zip(&whole[1]) {
             assert!((left / right - 1.0).abs() < 1e-12, "{left} and {right}");
         }
         let part = tensor.narrow(0, BLOCK as i64, BLOCK as i64);
-        assert_eq!([sums_of_squares(&part), sums_anywhere(&part)], [vec![whole[0][1]], vec![whole[1][1]]]);
+        assert_eq!([sums_of_squares(&part), sums_anywhere(&[part])], [vec![whole[0][1]], vec![whole[1][1]]]);
+    }
+
+    /// However many tensors it comes with, and where a tensor's blocks are more than are added at once.
+    #[test]
+    fn a_block_has_one_sum_in_any_company() {
+        tch::manual_seed(6);
+        let sizes = [3, BLOCK + 1, (AT_ONCE + 2) * BLOCK + 5, 1, 2 * BLOCK];
+        let tensors = sizes.map(|size| Tensor::randn([size as i64], (Kind::BFloat16, Device::Cpu)));
+        let alone: Vec<f64> = tensors.iter().flat_map(|tensor| sums_anywhere(std::slice::from_ref(tensor))).collect();
+        assert_eq!(alone.len(), sizes.iter().map(|size| size.div_ceil(BLOCK)).sum::<usize>());
+        assert_eq!(sums_anywhere(&tensors), alone);
     }
 
     #[test]
