@@ -158,6 +158,6 @@ fn to_c(text: &str) -> Result<CString, String> {
     CString::new(text).map_err(|_| format!("{text:?} has a zero in it"))
 }
 
-fn milliseconds(duration: Duration) -> i64 {
+pub(super) fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

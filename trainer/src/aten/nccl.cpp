@@ -81,14 +81,18 @@ c10::Stream exchanging(c10::Device device) {
 // This process among the GPUs of all.
 struct Nccl {
     c10::Device device;
+    std::chrono::milliseconds patience;
     Communicator communicator = nullptr;
 
-    // Asks for some work on this thread's stream, and waits until it is done. A link that breaks is told here alone.
+    // Asks for some work on this thread's stream, and waits until it is done. A link that breaks is told here alone; one to a
+    // process that hangs does not break.
     template <typename Work> void carry_out(Work work) const {
         const c10::DeviceGuard guard(device);
         const auto stream = streams().getStream(device);
         work(stream.native_handle());
+        const auto end = std::chrono::steady_clock::now() + patience;
         while (!stream.query()) {
+            if (std::chrono::steady_clock::now() > end) throw std::runtime_error("another process has not answered for too long");
             Outcome state = 0;
             library().check(library().state(communicator, &state));
             library().check(state);
@@ -106,10 +110,10 @@ char *ft_nccl_meeting(Meeting *meeting) {
     return attempt([&] { library().check(library().meeting(meeting)); });
 }
 
-// Waits until all have come.
-char *ft_nccl_open(Nccl **nccl, int device, int rank, int size, const Meeting *meeting) {
+// Waits until all have come; milliseconds: for which an exchange waits for the others.
+char *ft_nccl_open(Nccl **nccl, int device, int rank, int size, const Meeting *meeting, int64_t milliseconds) {
     return attempt([&] {
-        auto made = std::make_unique<Nccl>(Nccl{gpu(device)});
+        auto made = std::make_unique<Nccl>(Nccl{gpu(device), std::chrono::milliseconds(milliseconds)});
         const c10::DeviceGuard guard(made->device);
         library().check(library().open(&made->communicator, size, *meeting, rank));
         *nccl = made.release();

@@ -2,10 +2,11 @@
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
+use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 
-use super::c10d::RawPart;
+use super::c10d::{RawPart, milliseconds};
 use super::{Error, done, failed};
 
 /// Where the processes of a group meet: `ncclUniqueId`.
@@ -18,7 +19,14 @@ struct RawMoment([u8; 0]);
 
 unsafe extern "C" {
     fn ft_nccl_meeting(meeting: *mut Meeting) -> Error;
-    fn ft_nccl_open(nccl: *mut *mut RawNccl, device: c_int, rank: c_int, size: c_int, meeting: *const Meeting) -> Error;
+    fn ft_nccl_open(
+        nccl: *mut *mut RawNccl,
+        device: c_int,
+        rank: c_int,
+        size: c_int,
+        meeting: *const Meeting,
+        milliseconds: i64,
+    ) -> Error;
     fn ft_nccl_exchange(
         nccl: *const RawNccl,
         sent: *const RawPart,
@@ -51,11 +59,12 @@ impl Nccl {
         failed(unsafe { ft_nccl_meeting(&raw mut meeting) }).map(|()| meeting)
     }
 
-    /// Connects this process's GPU with those of all others; waits until all have come.
-    pub fn open(gpu: usize, (rank, size): (usize, usize), meeting: &Meeting) -> Result<Self, String> {
-        let mut nccl = null_mut();
+    /// Connects this process's GPU with those of all others; waits until all have come. An exchange waits for them as long as
+    /// `patience`.
+    pub fn open(gpu: usize, (rank, size): (usize, usize), meeting: &Meeting, patience: Duration) -> Result<Self, String> {
+        let (mut nccl, [gpu, rank, size]) = (null_mut(), [gpu, rank, size].map(|number| number as c_int));
         // SAFETY: the meeting's place is only read; the group that is made is this one's.
-        failed(unsafe { ft_nccl_open(&raw mut nccl, gpu as c_int, rank as c_int, size as c_int, meeting) })?;
+        failed(unsafe { ft_nccl_open(&raw mut nccl, gpu, rank, size, meeting, milliseconds(patience)) })?;
         NonNull::new(nccl).map(Self).ok_or_else(|| "no communicator".to_owned())
     }
 
@@ -135,6 +144,8 @@ impl Drop for Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device;
+    use crate::settings::DeviceChoice;
 
     #[test]
     fn a_machine_without_nccl_is_told_what_is_missing() {
@@ -143,5 +154,32 @@ mod tests {
             Ok(meeting) => assert_ne!(meeting, [0; 128]),
             Err(why) => assert!(why.contains("libnccl.so.2"), "{why}"),
         }
+    }
+
+    /// The library's real calls on a real GPU: a rank of a group of one sends to itself, and sums alone. Several ranks need as many
+    /// GPUs, see `benches/gpu.py`.
+    #[test]
+    #[ignore = "needs a GPU, and NCCL beside libtorch"]
+    fn gpu_of_one_rank_exchanges_and_sums_by_nccl() {
+        let device = device::choose(DeviceChoice::Cuda).expect("a GPU").device;
+        let nccl = Nccl::open(0, (0, 1), &Nccl::meeting().expect("NCCL"), Duration::from_mins(1)).expect("a group of one");
+        let computed = Tensor::arange(1 << 20, (Kind::Float, device));
+        let when = Moment::now(device);
+        let received = std::thread::scope(|threads| {
+            let exchanging = threads.spawn(move || {
+                let stream = Stream::enter(device);
+                when.follow();
+                let doubled = &computed * 2.0;
+                let received = [doubled.zeros_like(), computed.zeros_like()];
+                let [first, second] = received.each_ref().map(|tensor| (0, tensor.shallow_clone()));
+                nccl.exchange(&[(0, doubled), (0, computed.shallow_clone())], &[first, second]).expect("an exchange");
+                nccl.sum(&received[0]).expect("a sum");
+                stream.settle();
+                received
+            });
+            exchanging.join().expect("the thread that exchanges")
+        });
+        let expected = [2.0, 1.0].map(|factor| Tensor::arange(1 << 20, (Kind::Float, Device::Cpu)) * factor);
+        assert!(received.iter().zip(expected).all(|(received, expected)| received.to_device(Device::Cpu) == expected));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tch::{Device, Tensor};
 
+use super::processes::LONGEST;
 use super::{Aside, Link, World};
 use crate::aten::nccl::{Meeting, Nccl};
 use crate::error::Failure;
@@ -31,7 +32,7 @@ impl World {
         let Some(line) = self.aside[TENSORS].take_if(|_| !is_shared) else { return Ok(self) };
         let meeting: Vec<u8> = self.told(|| Ok(Nccl::meeting().map_err(unconnected)?.to_vec()))?;
         let meeting = Meeting::try_from(meeting).map_err(|_| unconnected("no place to meet"))?;
-        let nccl = Nccl::open(gpu, (self.rank, self.size), &meeting).map_err(unconnected)?;
+        let nccl = Nccl::open(gpu, (self.rank, self.size), &meeting, LONGEST).map_err(unconnected)?;
         self.aside[TENSORS] = Some(Arc::new(Gpus { line, nccl }));
         Ok(self)
     }

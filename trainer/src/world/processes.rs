@@ -32,7 +32,7 @@ const LOOKS_PER_BEAT: u32 = 4;
 const SILENCE: u64 = PATIENCE.as_secs() / BEAT.as_secs();
 /// How long one waits for others that live: longer than what one does alone, as a sample of the largest model on a processor.
 /// A process that hangs, on a GPU or a file system that does not answer, gives signs of life for ever, and its machine is billed.
-const LONGEST: Duration = Duration::from_hours(1);
+pub(super) const LONGEST: Duration = Duration::from_hours(1);
 /// Signs of life in which a process that has ended gives none.
 const FEW: u32 = 3;
 /// The key in the store that says why the processes end.
