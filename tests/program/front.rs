@@ -340,8 +340,8 @@ fn a_job_is_supervised_while_its_terminal_is_stopped() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "the bar is for the program that users get")]
-fn the_program_is_under_36_megabytes() {
+#[ignore = "the bar is for the program that users get: FT_OPTIMISED=1 tests/run"]
+fn optimised_the_program_is_under_36_megabytes() {
     let size = std::fs::metadata(env!("CARGO_BIN_EXE_ftctl")).expect("the program").len();
     assert!(size < 36_000_000, "{size} bytes");
 }
