@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace {
 
@@ -41,6 +42,7 @@ struct Library {
     Outcome (*receive)(void *, size_t count, int type, int rank, Communicator, CudaStream);
     Outcome (*sum)(const void *, void *, size_t count, int type, int operation, Communicator, CudaStream);
     Outcome (*state)(Communicator, Outcome *);
+    Outcome (*abort)(Communicator);
     const char *(*words)(Outcome);
 
     Library() {
@@ -49,7 +51,8 @@ struct Library {
         find(library, "ncclGetUniqueId", meeting), find(library, "ncclCommInitRank", open);
         find(library, "ncclGroupStart", begin), find(library, "ncclGroupEnd", end);
         find(library, "ncclSend", send), find(library, "ncclRecv", receive), find(library, "ncclAllReduce", sum);
-        find(library, "ncclCommGetAsyncError", state), find(library, "ncclGetErrorString", words);
+        find(library, "ncclCommGetAsyncError", state), find(library, "ncclCommAbort", abort);
+        find(library, "ncclGetErrorString", words);
     }
 
     template <typename Function> static void find(void *library, const char *name, Function &function) {
@@ -82,21 +85,29 @@ c10::Stream exchanging(c10::Device device) {
 struct Nccl {
     c10::Device device;
     std::chrono::milliseconds patience;
-    Communicator communicator = nullptr;
+    // Null after a failure.
+    mutable Communicator communicator = nullptr;
 
     // Asks for some work on this thread's stream, and waits until it is done. A link that breaks is told here alone; one to a
-    // process that hangs does not break.
+    // process that hangs does not break. (The first exchange with a process also connects to it, which NCCL waits for by itself.)
     template <typename Work> void carry_out(Work work) const {
+        if (!communicator) throw std::runtime_error("an earlier exchange has failed");
         const c10::DeviceGuard guard(device);
         const auto stream = streams().getStream(device);
-        work(stream.native_handle());
         const auto end = std::chrono::steady_clock::now() + patience;
-        while (!stream.query()) {
-            if (std::chrono::steady_clock::now() > end) throw std::runtime_error("another process has not answered for too long");
-            Outcome state = 0;
-            library().check(library().state(communicator, &state));
-            library().check(state);
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        try {
+            work(stream.native_handle());
+            while (!stream.query()) {
+                if (std::chrono::steady_clock::now() > end) throw std::runtime_error("another process has not answered for too long");
+                Outcome state = 0;
+                library().check(library().state(communicator, &state));
+                library().check(state);
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+        } catch (...) {
+            // Or its kernel would go on in memory that is given back, and the process could not end.
+            library().abort(std::exchange(communicator, nullptr));
+            throw;
         }
     }
 };

@@ -46,20 +46,16 @@ fn sums(tensor: &Tensor) -> Vec<f64> {
 
 /// Those of parts that begin with a block, in their order.
 fn sums_of_blocks(gradients: &Shards, parts: impl Iterator<Item = Range<usize>>) -> Vec<f64> {
-    let parts = parts.enumerate().filter(|(_, part)| !part.is_empty());
-    let tensors: Vec<(usize, Tensor)> = parts.map(|(index, part)| (index, gradients.part(index, &part))).collect();
-    if !tensors.iter().all(|(_, tensor)| is_plain(tensor)) {
-        let (indices, tensors): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
-        let sums = sums_anywhere(&tensors);
-        indices.into_iter().for_each(|index| gradients.release(index));
-        return sums;
+    let parts = parts.enumerate().filter(|(_, part)| !part.is_empty()).map(|(index, part)| (index, gradients.part(index, &part)));
+    if gradients.device().is_cuda() {
+        return sums_anywhere(&parts.map(|(_, part)| part).collect::<Vec<_>>());
     }
-    let of = |(index, tensor): (usize, Tensor)| {
-        let sums = sums_of_squares(&tensor);
+    let of = |(index, part): (usize, Tensor)| {
+        let sums = sums(&part);
         gradients.release(index);
         sums
     };
-    tensors.into_iter().flat_map(of).collect()
+    parts.flat_map(of).collect()
 }
 
 /// In libtorch's operations, for any device and dtype: halves are added to each other, so that the order of a block's sum does not
