@@ -295,6 +295,11 @@ pub fn fits(found: &Value, cluster: &Cluster, plan: &AzuremlPlan) -> Result<()> 
     Err(ProviderError::new(Class::Invalid, message).fix(fix))
 }
 
+/// How many nodes it always has, where it has any.
+pub fn least(cluster: &Value) -> Option<u64> {
+    cluster["properties"]["properties"]["scaleSettings"]["minNodeCount"].as_u64().filter(|least| *least > 0)
+}
+
 /// How long a node without a job stays in it, where it says so.
 pub fn idle(cluster: &Value) -> Option<Duration> {
     body::read_seconds(cluster["properties"]["properties"]["scaleSettings"]["nodeIdleTimeBeforeScaleDown"].as_str()?)

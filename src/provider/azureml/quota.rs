@@ -115,7 +115,7 @@ pub fn judged(usages: &[Value], region: &str, spot: bool, machine: &Size, nodes:
 }
 
 /// Whether the cluster that a plan names is there, and has so many of such machines; and whether it keeps them longer than is
-/// reckoned.
+/// reckoned, or always.
 async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan, nodes: [u32; 2]) -> Result<Vec<Finding>, Refusal> {
     let what = "cluster";
     let Some(found) = client.find(&["computes", cluster.as_str()]).await? else {
@@ -138,7 +138,11 @@ async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan, nodes: [u
         let what_it_costs = format!("a node of {cluster} stays for {idle} after its job; the ceiling counts {reckoned} of that");
         Finding::notice(what, what_it_costs, format!("set the cluster's idle time before scale down to {reckoned} in the studio"))
     });
-    Ok([narrow.unwrap_or(good)].into_iter().chain(state).chain(longer).collect())
+    let always = cluster::least(&found).map(|least| {
+        let message = format!("{cluster} keeps {least} of its nodes at all times, and they bill with or without a job");
+        Finding::notice(what, message, "set the cluster's minimum number of nodes to 0 in the studio")
+    });
+    Ok([narrow.unwrap_or(good)].into_iter().chain(state).chain(longer).chain(always).collect())
 }
 
 /// The subscription's own, without those of single workspaces and clusters.

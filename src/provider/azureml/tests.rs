@@ -617,11 +617,18 @@ async fn a_named_cluster_that_keeps_its_nodes_longer_is_told_of_in_the_plan() {
     let service = Service::new().await;
     let plan = plan_of(AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() });
     let mut cluster = cluster_of("Standard_ND40rs_v2", "LowPriority");
-    for (idle, health, count) in [("PT2M", Health::Good, 1), ("PT30M", Health::Notice, 2)] {
-        cluster["properties"]["properties"]["scaleSettings"] = json!({ "nodeIdleTimeBeforeScaleDown": idle });
+    for (idle, least, health, count) in [
+        ("PT2M", 0, Health::Good, 1),
+        ("PT2M", 1, Health::Notice, 2),
+        ("PT30M", 2, Health::Notice, 3),
+        ("PT30M", 0, Health::Notice, 2),
+    ] {
+        cluster["properties"]["properties"]["scaleSettings"] =
+            json!({ "minNodeCount": least, "nodeIdleTimeBeforeScaleDown": idle });
         service.on("GET", "/computes/gpu2", [(200, cluster.clone())]);
         let room = service.provider().room(&plan).await;
         assert_eq!((room.len(), room.last().map(|finding| finding.health)), (count, Some(health)), "{room:?}");
+        assert_eq!(room[count - 1].message.contains(&format!("gpu2 keeps {least} of its nodes")), least > 0, "{room:?}");
     }
     let room = service.provider().room(&plan).await;
     assert!(room[1].message.contains("30m") && room[1].message.contains("2m"), "{room:?}");
