@@ -123,7 +123,8 @@ pub enum OptimizerKind {
     /// Next to no memory (Shazeer & Stern 2018), as `transformers`' Adafactor under a schedule.
     Adafactor,
     /// Muon (Jordan et al. 2024) for the matrices inside the blocks, AdamW for the rest; as `torch.optim.Muon` with updates of the
-    /// size of AdamW's, so that AdamW's learning rate and weight decay fit.
+    /// size of AdamW's, so that AdamW's learning rate and weight decay fit. On a CPU with AVX-512 and without bf16 the
+    /// last digits depend on the number of threads.
     Muon,
 }
 
