@@ -173,7 +173,7 @@ async fn azurite_takes_large_objects_in_blocks_and_continues_what_was_interrupte
 
 /// How many times something is done: `FT_FAULTS=10000` asks for so many faults.
 fn rounds() -> usize {
-    std::env::var("FT_FAULTS").ok().and_then(|faults| faults.parse().ok()).unwrap_or(300)
+    std::env::var("FT_FAULTS").ok().and_then(|faults| faults.parse().ok()).unwrap_or(150)
 }
 
 #[tokio::test]
