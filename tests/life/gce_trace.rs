@@ -10,8 +10,8 @@
 //! what was done since that was due: the one before it is in the store whatever happens.
 //!
 //! `FT_TRACE=14` hands out jobs for so many days of the trace, two weeks of which take eleven minutes; with 0 there are six, or as
-//! many as it takes until machines that trained were taken away with a notice and without one. Without it nothing is played: what
-//! each preemption costs is tried job by job in the other tests of Compute Engine.
+//! many as it takes until machines that trained were taken away with a notice and without one. Without it nothing is played, and no
+//! other test bounds what preemptions of a trace cost.
 
 use std::{
     collections::BTreeMap,

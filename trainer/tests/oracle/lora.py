@@ -14,7 +14,7 @@ from pathlib import Path
 import peft
 import torch
 import transformers
-from grads import AS_FAR, GRADIENT_BAR, LOGITS_BAR, SHAPES, Report, build, error, ours, worst_gradient
+from grads import AUTOCAST, GRADIENT_BAR, LOGITS_BAR, SHAPES, Report, build, error, ours, worst_gradient
 from safetensors.torch import load_file
 from train import ACCUMULATION, BETAS, BLOCK, CLIP, LOSS_BAR, MICRO_BATCH, NORM_BAR, SEED, SHAPE, STEPS, WEIGHT_DECAY
 from train import records_of, steps_of, text_like, worst, write_dataset
@@ -59,7 +59,7 @@ def compare_gradients(binary, name, shape, maps, report):
         with torch.autocast("cpu", torch.bfloat16):
             peer = reference(model.float(), tokens)
         expected = reference(model.double(), tokens)
-        rounded = {"logits": AS_FAR * error(peer["logits"], expected["logits"]), "gradient": AS_FAR * worst_gradient(peer, expected)[0]}
+        rounded = {"logits": AUTOCAST * error(peer["logits"], expected["logits"]), "gradient": AUTOCAST * worst_gradient(peer, expected)[0]}
         exact = {"logits": LOGITS_BAR, "gradient": GRADIENT_BAR}
         for how, bars in [([], exact), (["--engine", "libtorch"], exact), (["--bf16"], rounded)]:
             found = ours(binary, workspace / "base", tokens, workspace, "--adapter", str(workspace / "adapter"), *how)
