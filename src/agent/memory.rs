@@ -83,8 +83,71 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Counted by the kernel since it started, in control groups as well (`Documentation/admin-guide/cgroup-v2.rst`).
+/// Counted by the kernel in the control group of this process, which is its trainer's too. What is killed in another group, as in
+/// another container of this machine, says nothing about this trainer.
 fn kills() -> Option<u64> {
-    let text = fs::read_to_string("/proc/vmstat").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    kills_in(Path::new("/"))
+}
+
+/// `root`: where `proc` and `sys` lie. Linux counts a kill in the group that the killed process belonged to, also when the whole
+/// machine has run out (`Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`). Without a group, as at the root of
+/// version 2, the machine's own number is all that there is.
+fn kills_in(root: &Path) -> Option<u64> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let counts = groups.lines().filter_map(|line| {
+        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
+        match controllers {
+            "" => Some(("sys/fs/cgroup", group, ["memory.events.local", "memory.events"])),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                Some(("sys/fs/cgroup/memory", group, ["memory.oom_control", "memory.oom_control"]))
+            }
+            _ => None,
+        }
+    });
+    // A container may see its own group as the root, under the name that it has outside.
+    let files = counts.flat_map(|(at, group, names)| {
+        let at = root.join(at);
+        [at.join(group.trim_start_matches('/')), at].into_iter().flat_map(move |at| names.map(|name| at.join(name)))
+    });
+    files.chain([root.join("proc/vmstat")]).find_map(|file| {
+        let text = fs::read_to_string(file).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer of [`kills_in`] where these files lie.
+    fn with(files: &[(&str, &str)]) -> Option<u64> {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        kills_in(root.path())
+    }
+
+    #[test]
+    fn kills_are_those_of_the_own_control_group() {
+        let machine = ("proc/vmstat", "pgfault 12\noom_kill 70\n");
+        let first = ("proc/self/cgroup", "5:cpu,cpuacct:/cpu\n4:memory:/job/a\n0::/\n");
+        let second = ("proc/self/cgroup", "0::/user.slice/a.scope\n");
+        let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
+        let events = "low 0\noom 9\noom_kill 4\noom_group_kill 0\n";
+
+        assert_eq!(with(&[machine, first, ("sys/fs/cgroup/memory/job/a/memory.oom_control", control)]), Some(3));
+        assert_eq!(with(&[machine, first, ("sys/fs/cgroup/memory/memory.oom_control", control)]), Some(3), "in a container");
+        assert_eq!(with(&[machine, second, ("sys/fs/cgroup/user.slice/a.scope/memory.events.local", events)]), Some(4));
+        assert_eq!(
+            with(&[machine, second, ("sys/fs/cgroup/user.slice/a.scope/memory.events", events)]),
+            Some(4),
+            "before Linux 5.2"
+        );
+        assert_eq!(with(&[machine, ("proc/self/cgroup", "0::/\n")]), Some(70), "no group");
+        assert_eq!(with(&[machine]), Some(70));
+        assert_eq!(with(&[]), None);
+    }
 }

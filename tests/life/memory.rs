@@ -3,10 +3,10 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, kill};
 
 /// More than six sequences at a time of this job take, less than twelve.
 const LIMIT: &str = "650M";
@@ -16,13 +16,13 @@ struct Narrow(PathBuf);
 
 impl Narrow {
     /// Where control groups can be made: by root, outside of most containers. In the first or the second version of them.
-    fn new() -> io::Result<Self> {
+    fn new(name: &str) -> io::Result<Self> {
         let (parent, limit) = [("memory", "memory.limit_in_bytes"), ("", "memory.max")]
             .map(|(parent, limit)| (Path::new("/sys/fs/cgroup").join(parent), limit))
             .into_iter()
             .find(|(parent, _)| parent.join("cgroup.procs").exists())
             .ok_or(io::ErrorKind::NotFound)?;
-        let group = Self(parent.join(format!("ftctl-test-{}", std::process::id())));
+        let group = Self(parent.join(format!("ftctl-test-{}-{name}", std::process::id())));
         fs::create_dir(&group.0)?;
         fs::write(group.0.join(limit), LIMIT)?;
         Ok(group)
@@ -44,7 +44,7 @@ impl Drop for Narrow {
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn a_trainer_that_the_kernel_kills_for_memory_goes_on_with_fewer_sequences() {
-    let narrow = match Narrow::new() {
+    let narrow = match Narrow::new("trainer") {
         Ok(narrow) => narrow,
         Err(error) => return eprintln!("not tried, because control groups cannot be made here: {error}"),
     };
@@ -64,4 +64,30 @@ fn a_trainer_that_the_kernel_kills_for_memory_goes_on_with_fewer_sequences() {
     assert!(output.status.success(), "{talk}");
     assert!(narrow.kills() > 0, "{talk}");
     assert!(talk.contains("because memory ran out with 12") && talk.contains("step 2/2"), "{talk}");
+}
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_trainer_that_dies_while_the_kernel_kills_elsewhere_keeps_its_sequences() {
+    let elsewhere = match Narrow::new("elsewhere") {
+        Ok(elsewhere) => elsewhere,
+        Err(error) => return eprintln!("not tried, because control groups cannot be made here: {error}"),
+    };
+    let sandbox = Sandbox::new();
+    let id = sandbox.submit(&sandbox.job("beside", 300));
+    let trainers = || sandbox.processes("ft-trainer train");
+    Sandbox::until("a trainer", || !trainers().is_empty());
+
+    // Reads one endless line into its memory.
+    let mut glutton = Command::new("tail").arg("/dev/zero").stdout(Stdio::null()).spawn().unwrap();
+    fs::write(elsewhere.0.join("cgroup.procs"), glutton.id().to_string()).unwrap();
+    assert!(!glutton.wait().unwrap().success());
+    assert!(elsewhere.kills() > 0);
+    trainers().into_iter().for_each(kill);
+
+    sandbox.ok(&["logs", "-f", &id]);
+    let status = sandbox.json(&["status", &id]);
+    assert_eq!((&status["state"], status["attempt"].as_u64()), (&"succeeded".into(), Some(2)), "{}", sandbox.ok(&["explain", &id]));
+    let log = sandbox.ok(&["logs", &id]);
+    assert!(!log.contains("because memory ran out"), "{log}");
 }
