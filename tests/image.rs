@@ -526,6 +526,7 @@ fn wrong_values_are_refused_before_anything_is_built() {
     world.sandbox.write("empty.pem", "");
     for (arguments, words) in [
         (&["push", "registry.example.org/Team/x"][..], "is not a repository"),
+        (&["push"], "the backend local has no registry of its own"),
         (&["build", "--ca-bundle", "missing.pem"], "missing.pem"),
         (&["build", "--ca-bundle", "empty.pem"], "no certificate"),
         (&["build", "--prebuilt", "nowhere"], "there is no ftctl in"),

@@ -487,7 +487,8 @@ impl Verb {
             Verb::Doctor(doctor::Arguments { place, .. })
             | Verb::Down(down::Arguments { place, .. })
             | Verb::Prune(prune::Arguments { place, .. })
-            | Verb::Bill(bill::Arguments { place, .. }) => (Some(place), None),
+            | Verb::Bill(bill::Arguments { place, .. })
+            | Verb::Push(push::Arguments { place, .. }) => (Some(place), None),
             _ => (None, None),
         }
     }

@@ -191,6 +191,11 @@ pub trait Account: Send + Sync {
     /// [`Class::Invalid`] for a plan that can never run here.
     async fn price(&self, plan: &Plan) -> Result<Price>;
 
+    /// The host of the account's own image registry; `None` where it has none.
+    async fn registry(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Removes what of ours belongs to no job, unless `only_look`, and names it.
     async fn tidy(&self, _only_look: bool) -> Result<Vec<String>> {
         Ok(Vec::new())

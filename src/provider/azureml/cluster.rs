@@ -185,7 +185,12 @@ impl Azureml {
         let (current, target) = (count(&state["currentNodeCount"]), count(&state["targetNodeCount"]));
         let preparing = count(&state["nodeStateCounts"]["preparingNodeCount"]);
         let name = name(&cluster).map(|name| name.to_string()).unwrap_or_default();
-        let nodes = format!("{status}: the cluster {name} has {current} of {target} nodes, {preparing} preparing");
+        let size = if target < current {
+            format!("is scaling down from {current} to {target} nodes")
+        } else {
+            format!("has {current} of {target} nodes, {preparing} preparing")
+        };
+        let nodes = format!("{status}: the cluster {name} {size}");
         let errors = state["errors"].as_array().into_iter().flatten().filter_map(told).take(MOST_ERRORS);
         let errors = errors.map(|(code, message)| format!("; {code}: {message}"));
         Ok(std::iter::once(nodes).chain(errors).collect())

@@ -372,6 +372,10 @@ impl Account for Azureml {
         Ok(Price { per_hour: of_all(per_hour), lasting: lasting.map(of_all), source })
     }
 
+    async fn registry(&self) -> Result<Option<String>> {
+        Ok(self.client.workspace().await?["properties"]["containerRegistry"].as_str().and_then(workspace::registry))
+    }
+
     /// Clusters of ours that no job needs.
     async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
         let (mark, clusters, jobs) = (self.mark().await?, self.clusters().await?, self.jobs().await?);

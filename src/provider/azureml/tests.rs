@@ -747,9 +747,13 @@ async fn a_queue_says_what_it_waits_for() {
     let errors = json!([{ "error": { "code": "ClusterCoreQuotaReached", "message": "no\nroom" } }]);
     let state =
         json!({ "currentNodeCount": 0, "targetNodeCount": 1, "nodeStateCounts": { "preparingNodeCount": 1 }, "errors": errors });
-    service.on("GET", "/computes/gpu", [(200, json!({ "name": "gpu", "properties": { "properties": state } }))]);
+    let shrinks = json!({ "currentNodeCount": 1, "targetNodeCount": 0 });
+    let shows = |state: &Value| (200, json!({ "name": "gpu", "properties": { "properties": state } }));
+    service.on("GET", "/computes/gpu", [shows(&state), shows(&shrinks)]);
     let why = "Queued: the cluster gpu has 0 of 1 nodes, 1 preparing; ClusterCoreQuotaReached: no room".to_owned();
     let since = "2026-11-20T12:00:00Z".parse().expect("a time");
+    assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Queued { since, why }));
+    let why = "Queued: the cluster gpu is scaling down from 1 to 0 nodes".to_owned();
     assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Queued { since, why }));
     let listed = service.provider().list().await.expect("listed");
     assert_eq!(listed.iter().map(|resource| resource.price_per_hour).collect::<Vec<_>>(), [Money::ZERO], "waiting costs nothing");
@@ -953,6 +957,16 @@ async fn the_console_is_read_piece_by_piece() {
     assert_eq!((console.text.as_str(), console.start, console.next), ("\"x\"", 5, 8));
     assert_eq!(service.only("GET", "/log").token, None, "the address is signed, and gets no token");
     assert_eq!(service.provider().console(&attempt("nothing"), 0).await.map(|console| console.is_none()), Ok(true));
+}
+
+#[tokio::test]
+async fn images_go_into_the_registry_of_the_workspace() {
+    let service = Service::new().await;
+    let id = recorded("workspace-get").pop().expect("a call")["response"]["properties"]["containerRegistry"].clone();
+    for (id, registry) in [(id, Some("acr1.azurecr.io")), (json!("acr1.example.org/x"), None), (Value::Null, None)] {
+        service.on("GET", "", [(200, json!({ "location": "eastus", "properties": { "containerRegistry": id } }))]);
+        assert_eq!(service.provider().registry().await, Ok(registry.map(str::to_owned)), "{id}");
+    }
 }
 
 #[tokio::test]

@@ -64,6 +64,14 @@ impl Place {
     }
 }
 
+/// The host of Azure's registry with this resource id; `None` where the id can be none of a registry.
+pub fn registry(id: &str) -> Option<String> {
+    let (kind, name) = id.rsplit_once('/')?;
+    let is_registry = kind.to_ascii_lowercase().ends_with("/microsoft.containerregistry/registries");
+    let is_name = !name.is_empty() && name.len() <= 50 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    (is_registry && is_name).then(|| format!("{}.azurecr.io", name.to_ascii_lowercase()))
+}
+
 /// The names that one source gives.
 #[derive(Debug, Default)]
 struct Said {
@@ -308,6 +316,20 @@ mod tests {
         assert!(refused(&[("work/.azureml/config.json", "{")]).contains("config.json cannot be read"));
         let huge = " ".repeat((1 << 20) + 1);
         assert!(refused(&[("config.json", &huge)]).contains("larger than 1 MiB"));
+    }
+
+    #[test]
+    fn a_registry_is_known_by_its_resource_id() {
+        let of = |end: &str| registry(&format!("/subscriptions/{ONE}/resourceGroups/rg/providers/{end}"));
+        assert_eq!(of("Microsoft.ContainerRegistry/registries/Acr1").as_deref(), Some("acr1.azurecr.io"));
+        for end in [
+            "Microsoft.ContainerRegistry/registries/",
+            "Microsoft.ContainerRegistry/registries/a.evil#",
+            "Microsoft.Storage/x/acr1",
+        ] {
+            assert_eq!(of(end), None, "{end}");
+        }
+        assert_eq!(registry("acr1"), None);
     }
 
     #[test]
