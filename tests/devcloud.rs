@@ -619,6 +619,11 @@ impl WithEngine {
 
     /// `ftctl run` of the quickstart's template, made small.
     fn run_quickstart(&self, others: &[&str]) -> Command {
+        self.quickstart("run", others)
+    }
+
+    /// The same with another verb.
+    fn quickstart(&self, verb: &str, others: &[&str]) -> Command {
         let template = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart.toml");
         let image = format!("compute.{}.image={}", self.devcloud.cloud, self.reference);
         let sets = [
@@ -640,7 +645,7 @@ impl WithEngine {
             "retry.backoff=0s",
         ];
         let sets: Vec<&str> = sets.iter().chain(others).flat_map(|set| ["--set", set]).collect();
-        self.command(&[&["run", template], &sets[..]].concat())
+        self.command(&[&[verb, template], &sets[..]].concat())
     }
 
     fn weights(&self) -> Vec<u8> {
@@ -708,10 +713,19 @@ fn docker_on_azure_a_job_from_a_registry_that_is_preempted_ends_with_the_same_we
     let undisturbed = world.weights();
     world.nothing_is_left();
 
+    // Now verb by verb; `push` was the first.
     world.store = azurite.container();
-    let run = in_background(&mut world.run_quickstart(SETS));
+    let verb = |verb: &str| {
+        let said = Sandbox::said(&mut world.quickstart(verb, SETS));
+        assert_eq!(said.code, Some(0), "{verb}: {}", said.stderr);
+        said.stdout.trim().to_owned()
+    };
+    let id = verb("up");
+    world.devcloud.sandbox.write("beside.txt", "Another dataset of the same store.");
+    world.ok(&["upload", "beside.txt", "--name", "beside"]);
+    assert_eq!(verb("submit"), id);
+    let run = in_background(&mut world.command(&["logs", "-f", &id]));
     world.until_step(1, 100);
-    let id = world.status()["id"].as_str().expect("an id").to_owned();
     let preempt = |how: &str| {
         let lever = format!("/devcloud/preempt?job={id}-a1{how}");
         assert_eq!(world.devcloud.ask("POST", &lever, &Value::Null).0, 200);
@@ -722,7 +736,7 @@ fn docker_on_azure_a_job_from_a_registry_that_is_preempted_ends_with_the_same_we
     preempt("");
     let said = run.join().expect("it ends");
     assert!(said.contains("attempt 1 ended: preempted") && !said.contains("attempt 2 ended: "), "{said}");
-    assert!(said.contains("step 2000/2000"), "the log is followed: {said}");
+    assert!(world.ok(&["logs", &id]).contains("step 2000/2000"));
     assert!(world.weights() == undisturbed, "other weights than the undisturbed job's");
 
     let calls = world.devcloud.ask("GET", "/devcloud/calls", &Value::Null).1;

@@ -4,8 +4,9 @@ use std::{
     fs,
     io::{self, BufReader, Write as _},
     net::{TcpListener, TcpStream},
+    sync::{Arc, OnceLock},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -34,6 +35,18 @@ const QUICK: &str = r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "p
 
 fn until_trained(scene: &Scene) {
     scene.steps(10);
+}
+
+/// From the service's own word that the job failed until ftctl's on why.
+fn told_within_a_minute(scene: &Scene, why: &str) {
+    Sandbox::until("the failure", || {
+        let jobs = scene.devcloud.made_jobs();
+        let status = |job| scene.devcloud.azure("", &format!("jobs/{job}?api-version=2025-12-01"))["properties"]["status"].clone();
+        jobs.first().is_some_and(|job| status(job) == "Failed")
+    });
+    let failed = Instant::now();
+    scene.until_explained(why);
+    assert!(failed.elapsed() < Duration::from_secs(60), "told after {:?}", failed.elapsed());
 }
 
 static ROWS: &[Row] = &[
@@ -97,6 +110,7 @@ static ROWS: &[Row] = &[
     Row {
         name: "the image cannot be pulled",
         script: r#"{ "troubles": [{ "job": "-a1", "kind": "no_image" }] }"#,
+        meanwhile: |scene| told_within_a_minute(scene, "Failed to pull Docker image"),
         exit: 20,
         sees: &["Failed to pull Docker image. Check that the image exists and that the compute may pull it: unauthorized."],
         ..QUIET
@@ -104,6 +118,7 @@ static ROWS: &[Row] = &[
     Row {
         name: "a datastore cannot be mounted",
         script: r#"{ "troubles": [{ "job": "-a1", "kind": "no_mount" }] }"#,
+        meanwhile: |scene| told_within_a_minute(scene, "AZFMountError"),
         exit: 20,
         sees: &["AZFMountError: unable to mount Azure File Info: Could not mount Azure File Share."],
         ..QUIET
@@ -263,13 +278,15 @@ fn two_at_once_make_one_job() {
     cloud_trouble::two_at_once(&AZUREML);
 }
 
-/// Forbids what is asked without a key: the store of an agent whose identity has no role there.
-fn forbid(store: u16) -> u16 {
-    fn serve(mut client: TcpStream, store: u16) -> io::Result<()> {
+/// Forbids what is asked without a key: the store of an agent whose identity has no role there. Answers its port, and since when it
+/// has forbidden something.
+fn forbid(store: u16) -> (u16, Arc<OnceLock<Instant>>) {
+    fn serve(mut client: TcpStream, store: u16, first: &OnceLock<Instant>) -> io::Result<()> {
         let mut from_client = BufReader::new(client.try_clone()?);
         while let Some(request) = proxy::read(&mut from_client, false)? {
             let head = String::from_utf8_lossy(&request.head).to_lowercase();
             if !head.contains("\r\nauthorization:") {
+                first.get_or_init(Instant::now);
                 let answer =
                     "HTTP/1.1 403 Forbidden\r\nx-ms-error-code: AuthorizationPermissionMismatch\r\ncontent-length: 0\r\n\r\n";
                 client.write_all(answer.as_bytes())?;
@@ -285,14 +302,16 @@ fn forbid(store: u16) -> u16 {
         Ok(())
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let (port, first) = (listener.local_addr().unwrap().port(), Arc::<OnceLock<Instant>>::default());
+    let since = first.clone();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
+            let first = first.clone();
             // A connection that ends in an error has ended.
-            thread::spawn(move || drop(serve(client, store)));
+            thread::spawn(move || drop(serve(client, store, &first)));
         }
     });
-    port
+    (port, since)
 }
 
 #[test]
@@ -302,7 +321,7 @@ fn an_identity_without_rights_on_the_container_is_told_within_a_minute() {
     let mut sandbox = Sandbox::new();
     let devcloud = Devcloud::azureml(&mut sandbox, "10");
     devcloud.goes_wrong(QUICK);
-    let port = forbid(azurite.port);
+    let (port, since) = forbid(azurite.port);
     sandbox.variables.extend(container(&azurite).map(|(name, value)| {
         let value = value.to_str().unwrap().replace(&format!("127.0.0.1:{}", azurite.port), &format!("127.0.0.1:{port}"));
         (name, value.into())
@@ -312,6 +331,8 @@ fn an_identity_without_rights_on_the_container_is_told_within_a_minute() {
     let mut running = sandbox.command(&["run", job.to_str().unwrap()]).stderr(said).spawn().unwrap();
     let said = || fs::read_to_string(sandbox.path("said")).unwrap();
     Sandbox::until("the reason", || said().contains("without a word from its agent; the last on its console: "));
+    let after = since.get().unwrap().elapsed();
+    assert!(after < Duration::from_secs(60), "told after {after:?}");
     let told = said();
     assert!(told.contains("AuthorizationPermissionMismatch") || told.contains("not allowed"), "{told}");
     sandbox.ok(&["cancel", "job", "--now"]);

@@ -3,7 +3,7 @@
 
 use std::future::Future;
 
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future::join_all, stream};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -209,25 +209,37 @@ impl Player<'_> {
     }
 }
 
-/// Plays one as `lifecycle` does, whatever comes.
+/// A job for a history, with a time and a ceiling; `None` for one that is refused.
+async fn drawn(provider: &dyn Provider, mut wanted: Plan, dice: &mut Dice) -> Option<Plan> {
+    wanted.ttl = Span(dice.seconds(300, 20_000));
+    wanted.max_cost = Some(Money { micros: 50_000 + dice.below(4_000_000) });
+    let price = price(provider, &wanted).await?;
+    wanted.priced(price).ok()
+}
+
+/// Plays one as `lifecycle` does, whatever comes. In some there are two jobs, which share what they can.
 async fn play(cloud: &dyn Cloud, dice: &mut Dice) -> End {
     let (provider, clock) = (cloud.player(), cloud.clock());
-    let mut wanted = cloud.plan(dice);
-    wanted.ttl = Span(dice.seconds(300, 20_000));
-    let ceiling = Money { micros: 50_000 + dice.below(4_000_000) };
-    wanted.max_cost = Some(ceiling);
-    let price = price(provider.as_ref(), &wanted).await;
-    let Some(wanted) = price.and_then(|price| wanted.priced(price).ok()) else {
-        return End { ceiling, cost: Money::ZERO, left: 0 };
-    };
-    Player { cloud, provider, clock: clock.clone(), dice }.carry(&wanted, &attempt("history").job).await;
+    let plan = cloud.plan(dice);
+    let names = if dice.below(3) == 0 { &["history", "other"][..] } else { &["history"] };
+    let mut jobs = Vec::new();
+    for name in names {
+        let wanted = drawn(provider.as_ref(), plan.clone(), dice).await;
+        jobs.extend(wanted.map(|wanted| (attempt(name).job, wanted, Dice(dice.below(1 << 31)))));
+    }
+    let played = jobs.iter_mut().map(|(job, wanted, dice)| {
+        let mut player = Player { cloud, provider: provider.clone(), clock: clock.clone(), dice };
+        async move { player.carry(wanted, job).await }
+    });
+    join_all(played).await;
     // No client is there any more: the cloud alone ends the rest.
-    clock.sleep(cloud.turn() + wanted.lifetime() + REST).await;
+    let lifetime = jobs.iter().map(|(_, wanted, _)| wanted.lifetime()).max().unwrap_or_default();
+    clock.sleep(cloud.turn() + lifetime + REST).await;
     sleep(Duration::from_millis(100)).await;
     let bill = cloud.bill().await;
     let left = bill["machines"].as_array().expect("machines").iter().filter(|machine| machine["exists"] == true).count();
     let cost = bill["total"].as_str().and_then(|total| total.parse().ok()).expect("money");
-    End { ceiling, cost, left }
+    End { ceiling: jobs.iter().filter_map(|(_, wanted, _)| wanted.max_cost).sum(), cost, left }
 }
 
 /// Plays each history on a cloud of its own, with its own script. A panic names those that cost too much or left something.
