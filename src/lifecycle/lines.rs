@@ -14,11 +14,14 @@ pub struct Lines {
 impl Lines {
     /// Gives each line without its end, as soon as it is whole, and whether it goes on from the one before, which was cut.
     pub fn take(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8], bool)) {
+        // Earlier pieces have no end of a line, and are not searched again: that would cost the square of a long line's length.
+        let mut searched = self.pending.len();
         self.pending.extend_from_slice(bytes);
         let pending = std::mem::take(&mut self.pending);
         let mut rest = &pending[..];
         loop {
-            let end = rest.iter().take(LONGEST).position(|byte| *byte == b'\n');
+            let end = memchr::memchr(b'\n', &rest[searched..rest.len().min(LONGEST)]).map(|end| searched + end);
+            searched = 0;
             let (length, next) = match end {
                 Some(end) => (end, end + 1),
                 None if rest.len() > LONGEST => {
