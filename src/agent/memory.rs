@@ -97,9 +97,9 @@ fn kills_in(root: &Path) -> Option<u64> {
     let counts = groups.lines().filter_map(|line| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
         match controllers {
-            "" => Some(("sys/fs/cgroup", group, ["memory.events.local", "memory.events"])),
+            "" => Some(("sys/fs/cgroup", group, &["memory.events.local", "memory.events"][..])),
             _ if controllers.split(',').any(|name| name == "memory") => {
-                Some(("sys/fs/cgroup/memory", group, ["memory.oom_control", "memory.oom_control"]))
+                Some(("sys/fs/cgroup/memory", group, &["memory.oom_control"]))
             }
             _ => None,
         }
@@ -107,7 +107,7 @@ fn kills_in(root: &Path) -> Option<u64> {
     // A container may see its own group as the root, under the name that it has outside.
     let files = counts.flat_map(|(at, group, names)| {
         let at = root.join(at);
-        [at.join(group.trim_start_matches('/')), at].into_iter().flat_map(move |at| names.map(|name| at.join(name)))
+        [at.join(group.trim_start_matches('/')), at].into_iter().flat_map(|at| names.iter().map(move |name| at.join(name)))
     });
     files.chain([root.join("proc/vmstat")]).find_map(|file| {
         let text = fs::read_to_string(file).ok()?;
