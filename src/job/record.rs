@@ -10,7 +10,7 @@ use super::{
     clock::{after, between},
     digest::Digest,
     event::{Event, EventKind},
-    id::{JobId, attempt_number},
+    id::{JobId, MAX_ATTEMPTS, attempt_number},
     order::TrainerImage,
     plan::{Life, Plan},
     processes,
@@ -217,6 +217,14 @@ impl Record {
         let retry = &self.plan.retry;
         let by_itself = self.plan.replaces_machines() && retry.on.contains(&RetryCause::Preempt);
         if by_itself { retry.attempts.max(self.attempt) } else { self.attempt }
+    }
+
+    /// The number of its last attempt, when all go wrong. One that had no machine, and after which fewer were asked for, is not
+    /// counted. (Each halves the machines, so few follow each other.)
+    pub fn most_attempts(&self) -> u32 {
+        let nodes = |attempt: &Attempt| attempt.nodes.unwrap_or(self.plan.nodes);
+        let left = self.attempts.windows(2).filter(|two| two[0].started.is_none() && nodes(&two[1]) < nodes(&two[0])).count();
+        self.plan.retry.attempts.saturating_add(u32::try_from(left).unwrap_or(u32::MAX)).min(MAX_ATTEMPTS)
     }
 
     /// The plan for the current attempt's machine: what earlier ones have left of it. `None` when that is not worth starting one.

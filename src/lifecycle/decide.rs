@@ -10,8 +10,8 @@ use super::{
 use crate::{
     exit::Exit,
     job::{
+        id::MAX_ATTEMPTS,
         order::{ExitReason, ExitRecord},
-        plan::RetryPlan,
         record::Record,
         spec::RetryCause,
         state::Outcome,
@@ -91,7 +91,7 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
 fn is_replacing(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool {
     record.plan.replaces_machines()
         && exit.reason.is_followed()
-        && may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt)
+        && may_retry(record, RetryCause::Preempt)
         && matches!(sighting, Sighting::Alive { .. })
 }
 
@@ -106,7 +106,7 @@ fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool, sighting: &Sigh
             Sighting::Cancelled { why } => cancelled(why),
             _ => preempted(record, exit.message.clone(), Some(exit)),
         },
-        ExitReason::Failed if may_retry(&record.plan.retry, RetryCause::Failure, record.attempt) => {
+        ExitReason::Failed if may_retry(record, RetryCause::Failure) => {
             Decision::TryAgain { why: exit.message.clone(), nodes: shrink::after(record, Some(exit)) }
         }
         ExitReason::Failed => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: exit.message.clone() },
@@ -135,23 +135,24 @@ pub(super) fn over(record: &Record) -> String {
 
 /// `exit` is the agent's record of its end, if it left one.
 pub(super) fn preempted(record: &Record, why: String, exit: Option<&ExitRecord>) -> Decision {
-    if may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt) {
+    if may_retry(record, RetryCause::Preempt) {
         return Decision::TryAgain { why, nodes: shrink::after(record, exit) };
     }
-    let reason = format!("preempted in attempt {} of {}: {why}", record.attempt, record.plan.retry.attempts);
+    let reason = format!("preempted in attempt {} of {}: {why}", record.attempt, record.most_attempts());
     Decision::End { outcome: Outcome::Failed, exit: Exit::Preempted, reason }
 }
 
 /// An attempt that has been in a queue for so long leaves it, where one of fewer machines may take its place.
 pub(super) fn with_fewer(record: &Record, queued: Duration) -> Option<Decision> {
-    let may = queued >= shrink::PATIENCE && may_retry(&record.plan.retry, RetryCause::Capacity, record.attempt);
+    // It had no machine, and so uses none of the job's attempts.
+    let may = queued >= shrink::PATIENCE && record.plan.retry.on.contains(&RetryCause::Capacity) && record.attempt < MAX_ATTEMPTS;
     let nodes = shrink::of_refused(record).filter(|_| may)?;
     let (all, minutes) = (record.nodes(), shrink::PATIENCE.as_secs() / 60);
     Some(Decision::TryAgain { why: format!("not all of its {all} nodes were there within {minutes} minutes"), nodes })
 }
 
-fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
-    retry.on.contains(&cause) && attempt < retry.attempts
+fn may_retry(record: &Record, cause: RetryCause) -> bool {
+    record.plan.retry.on.contains(&cause) && record.attempt < record.most_attempts()
 }
 
 /// Why a job ends that has waited for its machines for as long as it may; `why` is what it waited for last.
@@ -382,7 +383,31 @@ mod tests {
         }
         assert_eq!(with_fewer(&gang(1, true), long), None, "one is the least");
         assert_eq!(with_fewer(&gang(4, false), long), None);
-        assert_eq!(with_fewer(&Record { attempt: 2, ..gang(4, true) }, long), None, "the last attempt waits");
+        let last = Record { attempt: 2, ..gang(4, true) };
+        assert!(with_fewer(&last, long).is_some(), "without a machine it is none of the two that the job may have");
+    }
+
+    #[test]
+    fn an_attempt_that_left_a_queue_is_not_counted() {
+        let attempt = |number, nodes, started, ended| {
+            let attempt = Attempt::new(number, 0, Money::ZERO);
+            Attempt { nodes: Some(nodes), started, ended, ..attempt }
+        };
+        let time = Some(Timestamp::UNIX_EPOCH);
+        let ends = |attempts: Vec<Attempt>| {
+            let record = Record { attempt: attempts[attempts.len() - 1].attempt, attempts, ..gang(4, true) };
+            match decide(&record, seen(Sighting::Gone, None, None)) {
+                Decision::End { reason, .. } => Some(reason),
+                _ => None,
+            }
+        };
+        let (queued, half) = (attempt(1, 4, None, time), attempt(2, 2, time, time));
+        assert_eq!(ends(vec![queued.clone(), half.clone()]), None, "the first of two");
+        let reason = "preempted in attempt 3 of 3: the machine is gone";
+        assert_eq!(ends(vec![queued, half, attempt(3, 4, time, None)]).as_deref(), Some(reason));
+        let unseen = attempt(1, 4, None, time);
+        let reason = "preempted in attempt 2 of 2: the machine is gone";
+        assert_eq!(ends(vec![unseen, attempt(2, 4, None, None)]).as_deref(), Some(reason), "as many were asked for again");
     }
 
     #[test]

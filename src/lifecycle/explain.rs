@@ -88,7 +88,7 @@ fn situation(record: &Record, sight: &Sight) -> String {
             (Some(message), _) => format!("attempt {} has ended: {message}", record.attempt),
             (None, Some(since)) => format!("there is no sign of attempt {}'s machine since {since:.0}", record.attempt),
             (None, None) => {
-                let (attempt, most) = (record.attempt, record.plan.retry.attempts);
+                let (attempt, most) = (record.attempt, record.most_attempts());
                 return format!("attempt {attempt} of at most {most} is running{}", record.shrunk_to(attempt));
             }
         },
