@@ -262,8 +262,9 @@ fn write_text(
     let coding = (tokenizer, selection.reading.split.is_some());
     let mut tokens = write::TokenWriter::new(directory, coding, dtype, SHARD_TOKENS, &mut report);
     selection.visit(&mut |split, text, last| tokens.push(split, text, last))?;
-    let splits = tokens.finish()?;
-    Ok((describe(directory, config.tokenizer.kind, tokenizer, splits)?, remarks))
+    let (train, validation, lost) = tokens.finish()?;
+    remarks.bytes_without_token = lost;
+    Ok((describe(directory, config.tokenizer.kind, tokenizer, (train, validation))?, remarks))
 }
 
 fn write_tokens(

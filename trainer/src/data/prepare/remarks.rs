@@ -33,6 +33,9 @@ pub struct Remarks {
     pub carriage_returns: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
+    /// Bytes of text that the tokenizer has no token for, which left nothing.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub bytes_without_token: u64,
     /// Tokens that transformers puts before and after each text with this tokenizer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub around_texts: Vec<String>,
@@ -102,6 +105,13 @@ impl Remarks {
                  transformers does, and \"literal\" says that characters are meant"
             )
         });
+        let lost = (self.bytes_without_token > 0).then(|| {
+            format!(
+                "the tokenizer has no token for {} bytes of the text, which were left out, as in transformers; one that is trained with \
+                 initial_alphabet=ByteLevel.alphabet() has a token for each byte",
+                self.bytes_without_token
+            )
+        });
         let around_texts = (!self.around_texts.is_empty()).then(|| {
             format!(
                 "with this tokenizer transformers puts {} around each text; here each document is followed by the end of text, and \
@@ -121,6 +131,7 @@ impl Remarks {
             .chain(json)
             .chain(carriage_returns)
             .chain(literal)
+            .chain(lost)
             .chain(around_texts)
             .chain(vocabulary)
             .collect()

@@ -17,6 +17,8 @@ pub struct TokenWriter<'a> {
     batch: Vec<Text>,
     waiting: usize,
     done: u64,
+    /// Bytes of text that have no token.
+    lost: u64,
     report: &'a mut dyn FnMut(u64),
 }
 
@@ -50,7 +52,7 @@ impl<'a> TokenWriter<'a> {
             is_open: false,
         };
         let (train, validation) = (split(Split::Train), split(Split::Validation));
-        Self { tokenizer, splits, train, validation, batch: Vec::new(), waiting: 0, done: 0, report }
+        Self { tokenizer, splits, train, validation, batch: Vec::new(), waiting: 0, done: 0, lost: 0, report }
     }
 
     pub fn push(&mut self, split: Split, text: &str, last: bool) -> Result<(), DataError> {
@@ -59,10 +61,10 @@ impl<'a> TokenWriter<'a> {
         if self.waiting < BATCH { Ok(()) } else { self.flush() }
     }
 
-    /// Writes what waits; describes the training and the validation split.
-    pub fn finish(mut self) -> Result<(SplitDescription, SplitDescription), DataError> {
+    /// Writes what waits; describes the training and the validation split, and counts the bytes without a token.
+    pub fn finish(mut self) -> Result<(SplitDescription, SplitDescription, u64), DataError> {
         self.flush()?;
-        Ok((self.train.finish()?, self.validation.finish()?))
+        Ok((self.train.finish()?, self.validation.finish()?, self.lost))
     }
 
     fn flush(&mut self) -> Result<(), DataError> {
@@ -70,6 +72,7 @@ impl<'a> TokenWriter<'a> {
         let segments: Vec<Vec<Segment<'_>>> = batch.iter().map(|text| self.segments(&text.content)).collect();
         let ordinary = |segment: &&Segment<'_>| segment.token.is_none();
         let shares: Vec<&str> = segments.iter().flatten().filter(ordinary).flat_map(|segment| parts(segment.text, SHARE)).collect();
+        self.lost += shares.iter().map(|share| self.tokenizer.without_token(share)).sum::<u64>();
         let mut encoded = shares.iter().zip(self.tokenizer.encode_batch(&shares));
         for (text, segments) in batch.iter().zip(&segments) {
             let writer = match text.split {

@@ -92,6 +92,27 @@ fn what_is_not_gpt2s_is_named() {
     }
 }
 
+/// A vocabulary that the `tokenizers` library learns has the bytes of its text alone, unless it is told otherwise.
+#[test]
+fn bytes_without_a_token_leave_nothing_as_in_transformers() {
+    let (directory, _) = saved();
+    let directory = directory.path();
+    let mut changed = json_of(directory, "tokenizer.json");
+    changed["model"]["vocab"] = json!({"<|endoftext|>": 0, "t": 1, "h": 2, "e": 3, "Ġ": 4, "th": 5});
+    changed["model"]["merges"] = json!(["t h"]);
+    changed["added_tokens"][0]["id"] = json!(0);
+    remove(directory, &OLD);
+    put(directory, "tokenizer.json", changed);
+    let tokenizer = load(directory).unwrap();
+    let again = tempfile::tempdir().unwrap();
+    tokenizer.save(again.path()).unwrap();
+    for tokenizer in [tokenizer, load(again.path()).unwrap()] {
+        assert_eq!(tokenizer.encode("thé tüh\0e"), [5, 4, 5, 3], "what is left is joined");
+        assert_eq!((tokenizer.without_token("thé tüh\0e"), tokenizer.without_token("the")), (5, 0));
+        assert_eq!(tokenizer.decode(&tokenizer.encode("thé the")), "th the");
+    }
+}
+
 /// Without `tokenizer.json` nothing says the rules but the names.
 #[test]
 fn a_vocabulary_that_only_looks_like_gpt2s_is_named() {

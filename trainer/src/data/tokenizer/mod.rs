@@ -3,8 +3,9 @@
 //! ```text
 //! text ─ pieces → piece ─ bytes → ids of the bytes ─ merge → ids
 //! ```
-//! Every text has an encoding, and decoding gives it back. Encoding recognises no special token: a document that contains the
-//! characters `<|endoftext|>` does not end there. [`Specials`] cuts a text at such tokens.
+//! Every text has an encoding, and decoding gives it back, unless a vocabulary lacks tokens for some bytes: those leave nothing, as
+//! in transformers. Encoding recognises no special token: a document that contains the characters `<|endoftext|>` does not end
+//! there. [`Specials`] cuts a text at such tokens.
 
 mod files;
 mod gpt2;
@@ -35,13 +36,18 @@ pub const SMALLEST: usize = 257;
 /// nothing else, to get there; only the ids at the seams differ from those of other programs.
 const LONGEST_PIECE: usize = 1 << 20;
 
+/// The id of a byte that a vocabulary has no token for: one that was learnt elsewhere may know only the bytes of its text.
+const NO_TOKEN: u32 = u32::MAX;
+
 /// A byte-level BPE vocabulary.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     /// The bytes of each token by id.
     tokens: Vec<Vec<u8>>,
-    /// The id of each single byte.
+    /// The id of each single byte, or [`NO_TOKEN`].
     bytes: [u32; 256],
+    /// Whether some bytes have no token.
+    lacks_bytes: bool,
     /// Joined pairs of ids, lowest rank first.
     pairs: Vec<(u32, u32)>,
     merges: Merges,
@@ -83,8 +89,7 @@ impl Tokenizer {
             return Err(too_small(vocabulary));
         }
         let bytes: Vec<Vec<u8>> = files::byte_order().map(|byte| vec![byte]).collect();
-        let of_bytes = bytes.iter().map(Vec::as_slice).zip(0..).collect();
-        let ids = byte_ids(&of_bytes).unwrap_or_else(|reason| unreachable!("all bytes are listed, but {reason}"));
+        let ids = byte_ids(&bytes.iter().map(Vec::as_slice).zip(0..).collect());
         let learnt = learn::learn(pieces, bytes, &ids, vocabulary - 1, &mut |tokens| progress(tokens + 1));
         let made = Self::with_usual_end(learnt.tokens, learnt.pairs);
         Ok(made.unwrap_or_else(|reason| unreachable!("every merge made a token, but {reason}")))
@@ -135,6 +140,14 @@ impl Tokenizer {
         let ids = |segment: Segment<'_>| segment.token.map_or_else(|| self.encode(segment.text), |token| vec![token]);
         let tokens: Vec<u32> = self.specials.segments(prompt).into_iter().flat_map(ids).collect();
         if tokens.is_empty() { vec![self.end_of_text] } else { tokens }
+    }
+
+    /// How many bytes of a text have no token.
+    pub fn without_token(&self, text: &str) -> u64 {
+        if !self.lacks_bytes {
+            return 0;
+        }
+        text.bytes().filter(|byte| self.bytes[usize::from(*byte)] == NO_TOKEN).count() as u64
     }
 
     /// The ids of each text, on all cores.
@@ -188,7 +201,8 @@ impl Tokenizer {
             merges.insert((*left, *right), Merge { rank, id });
         }
         let end_of_text = specials.end_of_text();
-        Ok(Self { bytes: byte_ids(&ids)?, tokens, pairs, merges, end_of_text, specials })
+        let bytes = byte_ids(&ids);
+        Ok(Self { bytes, lacks_bytes: bytes.contains(&NO_TOKEN), tokens, pairs, merges, end_of_text, specials })
     }
 }
 
@@ -203,12 +217,8 @@ fn too_small(vocabulary: usize) -> DataError {
     ))
 }
 
-fn byte_ids(ids: &FxHashMap<&[u8], u32>) -> Result<[u32; 256], String> {
-    let mut found = [0; 256];
-    for byte in 0..=u8::MAX {
-        found[byte as usize] = *ids.get(&[byte][..]).ok_or_else(|| format!("it has no token for the byte {byte}"))?;
-    }
-    Ok(found)
+fn byte_ids(ids: &FxHashMap<&[u8], u32>) -> [u32; 256] {
+    std::array::from_fn(|byte| ids.get(&[byte as u8][..]).copied().unwrap_or(NO_TOKEN))
 }
 
 /// Encodes texts one after another and remembers pieces it has seen: in real text nearly all come again.
@@ -287,7 +297,13 @@ impl Encoder<'_> {
 
     fn merge(&mut self, piece: &[u8], out: &mut Vec<u32>) {
         let tokenizer = self.tokenizer;
-        self.merger.run(&tokenizer.merges, piece.iter().map(|byte| tokenizer.bytes[*byte as usize]), out);
+        let ids = piece.iter().map(|byte| tokenizer.bytes[*byte as usize]);
+        if tokenizer.lacks_bytes {
+            let known: Vec<u32> = ids.filter(|id| *id != NO_TOKEN).collect();
+            self.merger.run(&tokenizer.merges, known.into_iter(), out);
+        } else {
+            self.merger.run(&tokenizer.merges, ids, out);
+        }
     }
 }
 
