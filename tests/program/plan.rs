@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Runs as _, Said, Sandbox};
 
-const JOB: &str = "name = \"a\"\n[data]\ntrain = [\"text.txt\"]\nvalidation = [\"text.txt\"]\n\
+const JOB: &str = "name = \"a\"\n[data]\ntrain = [\"text.txt\"]\nvalidation = [\"held.txt\"]\n\
     [model]\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 64\n[train]\nsteps = 100\nblock_size = 32\nmicro_batch = 2\n";
 /// 8 (50,257 + 64 + 13 + 2) + 12 × 8²
 const PARAMETERS: u64 = 403_456;
@@ -24,7 +24,9 @@ const IMAGE: &str = "registry.example/ftctl@sha256:00000000000000000000000000000
 
 fn place() -> Sandbox {
     let sandbox = Sandbox::new();
-    sandbox.write("text.txt", "Once upon a time there was a small town by the sea. ".repeat(800));
+    for file in ["text.txt", "held.txt"] {
+        sandbox.write(file, "Once upon a time there was a small town by the sea. ".repeat(800));
+    }
     sandbox.write("job.toml", JOB);
     sandbox
 }
@@ -139,9 +141,10 @@ fn a_gpu_that_this_machine_lacks_is_missing() {
 #[test]
 fn much_text_is_estimated_by_its_bytes() {
     let sandbox = place();
-    sandbox.write("text.txt", "Once upon a time there was a small town by the sea. ".repeat(100_000));
+    for file in ["text.txt", "held.txt"] {
+        sandbox.write(file, "Once upon a time there was a small town by the sea. ".repeat(100_000));
+    }
     let numbers = sandbox.json(&["plan", "job.toml"])["numbers"].take();
-    // Training and validation have the same file.
     assert_eq!((&numbers["estimated_tokens"], &numbers["tokens"]), (&json!(2_600_000), &Value::Null));
     let text = sandbox.ok(&["plan", "job.toml"]);
     let data = row(&text, "data").expect("a row");
@@ -180,7 +183,7 @@ fn much_text_is_estimated_by_its_bytes() {
 #[test]
 fn text_of_a_source_is_estimated_by_its_limit() {
     let sandbox = place();
-    let text = "train = [\"text.txt\"]\nvalidation = [\"text.txt\"]";
+    let text = "train = [\"text.txt\"]\nvalidation = [\"held.txt\"]";
     sandbox.write("job.toml", JOB.replace(text, "source = \"cargo-dependencies\"\nlimit_bytes = 200000"));
     let numbers = sandbox.json(&["plan", "job.toml"])["numbers"].take();
     assert_eq!((&numbers["estimated_tokens"], &numbers["tokens"]), (&json!(50_000), &Value::Null));
@@ -202,7 +205,7 @@ fn a_dataset_of_the_store_is_known_too() {
     let sandbox = place();
     sandbox.ok(&["prepare", "text.txt", "--out", "tokens", "--validation-fraction", "0"]);
     sandbox
-        .write("job.toml", JOB.replace("[data]\ntrain = [\"text.txt\"]\nvalidation = [\"text.txt\"]\n", "dataset = \"@texts\"\n"));
+        .write("job.toml", JOB.replace("[data]\ntrain = [\"text.txt\"]\nvalidation = [\"held.txt\"]\n", "dataset = \"@texts\"\n"));
     let said = sandbox.run(&["plan", "job.toml", "-o", "json"]);
     let told = parsed(&said);
     assert_eq!(said.code, Some(2), "{}", said.stderr);
@@ -227,7 +230,7 @@ fn a_prompt_is_counted_in_the_tokens_of_the_data() {
     let small = ["--tokenizer", "train", "--vocabulary", "300"];
     sandbox.ok(&[&["prepare", "text.txt", "--out", "tokens", "--validation-fraction", "0"], &small[..]].concat());
     sandbox.ok(&["upload", "tokens", "--name", "texts"]);
-    let text = "[data]\ntrain = [\"text.txt\"]\nvalidation = [\"text.txt\"]\n";
+    let text = "[data]\ntrain = [\"text.txt\"]\nvalidation = [\"held.txt\"]\n";
     let of_small = "[data]\ntrain = [\"text.txt\"]\n[data.tokenizer]\nkind = \"train\"\nvocabulary = 300\n";
     for (data, fits) in [(text, true), (of_small, false), ("dataset = \"tokens\"\n", false), ("dataset = \"@texts\"\n", false)] {
         sandbox.write("job.toml", JOB.replace(text, data));

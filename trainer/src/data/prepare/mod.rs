@@ -14,6 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use rustc_hash::FxHashSet;
 use sha2::{Digest, Sha256};
 
 use self::choose::{Course, Fate, choose, survey};
@@ -88,7 +89,26 @@ impl Inputs {
     /// Finds the files; `cargo_sources` are those of [`text::cargo_dependencies`], for a configuration with that source.
     pub fn find(config: &DataConfig, cargo_sources: Option<Vec<PathBuf>>) -> Result<Self, DataError> {
         let train = if config.source.is_some() { cargo_sources.unwrap_or_default() } else { text::find(&config.train)? };
-        Ok(Self { train, validation: text::find(&config.validation)? })
+        let mut inputs = Self { train, validation: text::find(&config.validation)? };
+        let is_named = |file: &Path| config.train.iter().any(|name| Path::new(name) == file);
+        let kept: Vec<PathBuf> = inputs.for_training(is_named).cloned().collect();
+        if !kept.is_empty() {
+            inputs.train = kept;
+        }
+        Ok(inputs)
+    }
+
+    /// The training files without those that are held out, however their paths are written; what `stays` is kept.
+    fn for_training(&self, stays: impl Fn(&Path) -> bool) -> impl Iterator<Item = &PathBuf> {
+        let whole = |file: &PathBuf| file.canonicalize().unwrap_or_else(|_| file.clone());
+        let held_out: FxHashSet<PathBuf> = self.validation.iter().map(whole).collect();
+        let is_held_out = move |file: &PathBuf| !held_out.is_empty() && held_out.contains(&whole(file));
+        self.train.iter().filter(move |file| stays(file) || !is_held_out(file))
+    }
+
+    /// The number of training files that are held out, too: their loss says nothing about other text.
+    fn shared(&self) -> usize {
+        self.train.len() - self.for_training(|_| false).count()
     }
 
     /// All files, training text first.
@@ -244,7 +264,9 @@ fn write_text(
     let specials = known.as_ref().map_or(&usual, Tokenizer::specials);
     let directory_of_tokenizer = config.tokenizer.directory.as_deref().map(Path::new);
     let around_texts = directory_of_tokenizer.map_or_else(|| Ok(Vec::new()), Tokenizer::around_each_text)?;
-    let mut remarks = Remarks { around_texts, ..Remarks::default() };
+    let about = text::about_the_data(&inputs.train, &config.train).map(|file| file.display().to_string());
+    let shared = inputs.shared() as u64;
+    let mut remarks = Remarks { about, shared, around_texts, ..Remarks::default() };
     let selection = Selection::make(config, inputs, specials, &mut remarks, progress)?;
     let learnt = match (&known, config.tokenizer.vocabulary) {
         (None, Some(vocabulary)) => {

@@ -28,11 +28,17 @@ pub struct Remarks {
     /// The first text file that is JSON, which became text with its braces and names.
     #[serde(alias = "json_lines", skip_serializing_if = "Option::is_none")]
     pub json: Option<String>,
+    /// The first file that tells of the data, by its name, and became text as the others did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
     /// The first text file whose lines end with CR and LF.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carriage_returns: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
+    /// Training files that are validation files, too.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub shared: u64,
     /// Bytes of text that the tokenizer has no token for, which left nothing.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes_without_token: u64,
@@ -92,6 +98,12 @@ impl Remarks {
                  (a list of objects), and each object becomes a document. For a notebook, extract the text first, as with jupyter nbconvert"
             )
         });
+        let about = self.about.as_ref().map(|file| {
+            format!(
+                "{file} looks like a description of the data, and became text like the other files. To leave it out, name the others, \
+                 by a pattern such as DIRECTORY/*.jsonl"
+            )
+        });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {
             format!(
                 "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads LF alone, and `dos2unix` \
@@ -104,6 +116,10 @@ impl Remarks {
                 "the text has {token} {times}, which became ordinary characters: data.end_of_text = \"split\" makes the token of it, as \
                  transformers does, and \"literal\" says that characters are meant"
             )
+        });
+        let shared = (self.shared > 0).then(|| {
+            let files = if self.shared == 1 { "1 file is".to_owned() } else { format!("{} files are", self.shared) };
+            format!("{files} trained on and held out, too: the validation loss says nothing about text that the model has not seen")
         });
         let lost = (self.bytes_without_token > 0).then(|| {
             format!(
@@ -129,8 +145,10 @@ impl Remarks {
             .chain(short)
             .chain(nulls)
             .chain(json)
+            .chain(about)
             .chain(carriage_returns)
             .chain(literal)
+            .chain(shared)
             .chain(lost)
             .chain(around_texts)
             .chain(vocabulary)

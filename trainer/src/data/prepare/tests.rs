@@ -551,6 +551,38 @@ fn a_dataset_without_remarks_is_what_it_was() {
     );
 }
 
+#[test]
+fn a_description_among_the_data_is_told() {
+    let folder = folder(&[("README.md", "About"), ("a.txt", "text")]);
+    std::fs::create_dir(folder.path().join("b")).unwrap();
+    std::fs::write(folder.path().join("b/readme.txt"), "c").unwrap();
+    let told = |train: &[&str], out: &str| {
+        let train: Vec<PathBuf> = train.iter().map(|name| folder.path().join(name)).collect();
+        let json = serde_json::json!({"train": train, "validation_fraction": 0});
+        quietly(&config(json), &folder.path().join(out)).unwrap().remarks.sentences()
+    };
+    let all = told(&[""], "all");
+    assert!(all.len() == 1 && all[0].contains("README.md looks like a description of the data"), "{all:?}");
+    assert_eq!(told(&["a.txt", "README.md"], "named"), [""; 0]);
+    assert_eq!(told(&["b"], "only"), [""; 0], "those are the data");
+}
+
+#[test]
+fn what_is_held_out_is_not_trained_on() {
+    let folder = folder(&[("train.txt", "one two"), ("val.txt", "three")]);
+    let prepared = |train: &[&str], validation: &str, out: &str| {
+        let path = |name: &str| folder.path().join(name);
+        let train: Vec<PathBuf> = train.iter().map(|name| path(name)).collect();
+        let json = serde_json::json!({"train": train, "validation": [path(validation)]});
+        let summary = quietly(&config(json), &path(out)).unwrap();
+        (summary.description.train.bytes, summary.description.validation.bytes, summary.remarks.shared)
+    };
+    assert_eq!(prepared(&[""], "./val.txt", "a"), (7, 5, 0), "a directory brought it in");
+    assert_eq!(prepared(&["*.txt"], "val.txt", "b"), (7, 5, 0));
+    assert_eq!(prepared(&["train.txt", "val.txt"], "val.txt", "c"), (12, 5, 1), "both are named, so both are meant");
+    assert_eq!(prepared(&["val.txt"], "val.txt", "d"), (5, 5, 1));
+}
+
 /// Numbers of 16 bits are tokens whatever they were meant to be.
 #[test]
 fn a_token_file_says_what_it_is() {

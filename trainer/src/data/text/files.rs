@@ -20,6 +20,21 @@ pub fn find(names: &[String]) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
+/// Names of files that tell of the data beside them, without the extension: those of repositories, and of `datasets`' own.
+const ABOUT: [&str; 8] = ["readme", "license", "licence", "copying", "citation", "dataset_infos", "dataset_info", "dataset_dict"];
+
+/// The first of these files that only tells of the data, by its name, and was not named itself. Where all are called like that,
+/// none is: they are the data.
+pub fn about_the_data<'f>(files: &'f [PathBuf], names: &[String]) -> Option<&'f Path> {
+    let is_about = |file: &&PathBuf| {
+        let stem = file.file_stem().map(|stem| stem.to_string_lossy().to_lowercase());
+        stem.is_some_and(|stem| ABOUT.contains(&stem.as_str()))
+    };
+    let is_named = |file: &PathBuf| names.iter().any(|name| Path::new(name) == file);
+    let found = files.iter().filter(is_about).find(|file| !is_named(file))?;
+    files.iter().any(|file| !is_about(&file)).then_some(found)
+}
+
 fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?', '['])
 }
