@@ -1,8 +1,10 @@
 //! Opens a file of text: packed by gzip or Zstandard it is read as a stream, and what holds no text is named.
 
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, ErrorKind, Read, Seek};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read, Seek};
 use std::path::Path;
+
+use flate2::bufread::GzDecoder;
 
 use crate::data::DataError;
 use crate::files::is_lfs_pointer;
@@ -76,7 +78,7 @@ impl Source {
         let (mut content, packer): (Box<dyn Read>, _) = match &first[..] {
             [0x1f, 0x8b, ..] => {
                 file.rewind().map_err(reading)?;
-                (Box::new(Unpacked::new(flate2::read::MultiGzDecoder::new(BufReader::new(file)), length, "gzip")), Some("gzip"))
+                (Box::new(Unpacked::new(Members::new(BufReader::new(file)), length, "gzip")), Some("gzip"))
             }
             // A frame, or one that is to be skipped, as pzstd writes first.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
@@ -140,6 +142,48 @@ fn delimiter(beginning: &[u8]) -> u8 {
         })
         .collect();
     *[b',', b';', b'\t', b'|'].iter().find(|byte| plain.contains(byte)).unwrap_or(&b',')
+}
+
+/// The members of a gzip file, one after another. Zeros may follow the last, as tapes and some servers pad a file; gzip passes over
+/// them, too.
+struct Members<R>(Option<GzDecoder<R>>);
+
+impl<R: BufRead> Members<R> {
+    fn new(file: R) -> Self {
+        Self(Some(GzDecoder::new(file)))
+    }
+}
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(mut member) = self.0.take() {
+            let read = member.read(buffer);
+            if !matches!(read, Ok(0)) || buffer.is_empty() {
+                // Also where the system was interrupted: then it is asked again.
+                self.0 = Some(member);
+                return read;
+            }
+            let mut rest = member.into_inner();
+            self.0 = has_more(&mut rest)?.then(|| GzDecoder::new(rest));
+        }
+        Ok(0)
+    }
+}
+
+/// Whether something else than zeros is left; it is what is read next.
+fn has_more(rest: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = match rest.fill_buf() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            bytes => bytes?,
+        };
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        let (is_end, is_found) = (bytes.is_empty(), zeros < bytes.len());
+        rest.consume(zeros);
+        if is_end || is_found {
+            return Ok(is_found);
+        }
+    }
 }
 
 /// A packed stream that ends before it fills a disk, and whose errors say that they are its own.

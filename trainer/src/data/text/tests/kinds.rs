@@ -71,7 +71,7 @@ fn files_are_what_their_content_is() {
 fn packed_text_is_a_stream_of_any_length() {
     let folder = Folder::new();
     let text = "añ漢👩 fn main() {}\n".repeat(400_000);
-    let parts = [gzip(text.as_bytes()), gzip(b" and more")].concat();
+    let parts = [gzip(text.as_bytes()), vec![0; 7], gzip(b" and more"), vec![0; 20_000]].concat();
     assert!(read(&folder.file("a.txt.gz", parts), None).unwrap() == [format!("{text} and more")], "two members are one text");
     assert!(read(&folder.file("no-name", zstandard(text.as_bytes())), None).unwrap() == [text.as_str()]);
     // A frame of four bytes that is to be skipped, as pzstd writes first.
