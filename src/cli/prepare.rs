@@ -36,7 +36,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Take the [data] table of this job file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "column", "on_bad_row", "end_of_text", "tokenizer", "vocabulary", "tokenizer_from"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "format", "column", "on_bad_row", "end_of_text", "tokenizer", "vocabulary", "tokenizer_from"])]
     job: Option<PathBuf>,
     /// Text that is on this machine already
     #[arg(long, conflicts_with = "text")]
@@ -50,6 +50,9 @@ pub struct Arguments {
     /// Stop after this many bytes of text
     #[arg(long, value_name = "BYTES")]
     limit_bytes: Option<u64>,
+    /// The program that wrote the files, if they hold tokens
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
     /// Column of csv, json, jsonl and parquet files [default: `text`, else the only one]
     #[arg(long)]
     column: Option<String>,
@@ -74,6 +77,18 @@ pub struct Arguments {
 enum Source {
     /// The Rust sources of ftctl's own dependencies
     CargoDependencies,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    /// None: they hold text
+    Text,
+    /// nanoGPT
+    Nanogpt,
+    /// llm.c
+    LlmC,
+    /// fairseq-preprocess
+    Fairseq,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -135,7 +150,12 @@ impl Arguments {
         };
         let config = DataConfig {
             train: below(&self.text),
-            format: DataFormat::Text,
+            format: match self.format {
+                Format::Text => DataFormat::Text,
+                Format::Nanogpt => DataFormat::Nanogpt,
+                Format::LlmC => DataFormat::LlmC,
+                Format::Fairseq => DataFormat::Fairseq,
+            },
             validation: below(&self.validation),
             source: self.source.map(|Source::CargoDependencies| TextSource::CargoDependencies),
             validation_fraction: self.validation_fraction,
