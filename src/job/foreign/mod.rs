@@ -148,6 +148,8 @@ pub struct Job {
     deepspeed: Option<serde_json::Value>,
     /// `config.json` of the model, where it can be read.
     model_config: Option<serde_json::Value>,
+    /// The tokens of the longest text that the tokenizer is for, where its files are here and say so.
+    longest_text: Option<f64>,
     processes: launchers::Processes,
 }
 
@@ -328,6 +330,11 @@ impl Job {
     fn read_config(&mut self, read: Read<'_>) {
         let model = [CONFIG, WEIGHTS].iter().find_map(|key| self.values.get(*key)?.as_str());
         let is_config = self.values.contains_key(CONFIG);
+        let tokenizer = [TOKENIZER, WEIGHTS].iter().find_map(|key| self.values.get(*key)?.as_str());
+        if let Some(tokenizer) = tokenizer.filter(|tokenizer| !hub::is_name(tokenizer)) {
+            let said = json(&format!("{tokenizer}/tokenizer_config.json"), read);
+            self.longest_text = said.ok().and_then(|said| said["model_max_length"].as_f64());
+        }
         // Nothing is fetched for what may as well be its default.
         let Some(model) = model.filter(|model| is_config || !hub::is_name(model)) else { return };
         match json(&format!("{model}/config.json"), read) {
@@ -423,7 +430,7 @@ pub fn translate(command: &str, read: Read<'_>) -> Result<Translated, Refused> {
 }
 
 /// Programs that are known for what they cannot become, by their names without an extension.
-const OTHERS: [(&[&str], &str, &str); 7] = [
+const OTHERS: [(&[&str], &str, &str); 9] = [
     (&["run_mlm", "run_mlm_no_trainer", "run_mlm_flax", "run_mlm_wwm"], "trains a model that fills gaps in a text", CAUSAL),
     (&["run_plm"], "trains a model that predicts tokens in any order", CAUSAL),
     (&["run_fim", "run_fim_no_trainer"], "moves the middle of a text to its end for some documents, which no job does", CAUSAL),
@@ -433,6 +440,13 @@ const OTHERS: [(&[&str], &str, &str); 7] = [
         "takes Hydra's settings (group.key=value and YAML files) in the place of flags",
         "give the fairseq-train command that does the same",
     ),
+    (
+        &["train"],
+        "has settings of its own, as nanoGPT's has (fairseq's is known by --task)",
+        "give the command of run_clm.py or fairseq-train that does the same, or write a job file, to begin with one of \
+         `ftctl init --list`; data.format = \"nanogpt\" takes nanoGPT's train.bin",
+    ),
+    (&["trl", "sft"], "makes its texts of chats and prompts", "give the command of run_clm.py that trains on the same text"),
     (&["run_clm_flax"], "has an optimizer and flags of its own", "give the command of run_clm.py that does the same"),
     (
         &["fairseq-eval-lm", "eval_lm"],

@@ -172,7 +172,9 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         let found = problems(&format!("{base} {added}"));
         assert!(found.contains(problem), "{added} gave {found}");
     }
-    let unknown = refused("python train.py --lr 1");
+    let own = refused("python train.py config/train_gpt2.py");
+    assert!(own.what.contains("settings of its own") && own.fix.contains("run_clm.py") && own.fix.contains("nanogpt"), "{own:?}");
+    let unknown = refused("python pretrain.py --lr 1");
     assert!(unknown.what.contains("names no program that is known here") && unknown.fix.contains("run_clm.py"), "{unknown:?}");
     let far = refused(&format!("{base} --frobnicate --lerning_rate 1"));
     assert!(far.fix.contains("`ftctl schema`") && !format!("{far:?}").contains("adam_beta1"), "no list of all: {far:?}");

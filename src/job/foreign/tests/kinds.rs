@@ -115,7 +115,8 @@ fn schedules_have_their_settings() {
     for (flags, problem) in [
         ("cosine_with_min_lr", "cosine_with_min_lr needs min_lr or min_lr_rate"),
         ("warmup_stable_decay --lr_scheduler_kwargs '{\"num_decay_steps\": 9}'", "warmup_stable_decay falls along a cosine"),
-        ("cosine --lr_scheduler_kwargs '{\"num_cycles\": 2}'", "num_cycles: a cosine falls once here"),
+        ("cosine --lr_scheduler_kwargs '{\"num_cycles\": 2}'", "num_cycles: a cosine falls once here; give 0.5"),
+        ("cosine_with_restarts --lr_scheduler_kwargs '{\"num_cycles\": 2}'", "num_cycles: a cosine falls once here; give 1"),
         ("cosine --lr_scheduler_kwargs '{\"min_lrr\": 2}'", "min_lrr: ftctl does not know this name; did you mean `min_lr`?"),
         ("cosine --lr_scheduler_kwargs 2", "`2` is not a JSON object"),
         ("inverse_sqrt", "`inverse_sqrt` does not exist here; values: linear"),
@@ -168,6 +169,22 @@ fn a_configuration_and_a_tokenizer_may_lie_in_a_directory() {
     assert_eq!(of("--model_name_or_path ./my").expect("a job").train.block_size, 256);
     let longer = translated("--model_name_or_path ./my --block_size 4096", mine).expect_err("too long").what;
     assert!(longer.contains("--block_size: a block of 4096 tokens is longer than the model's context of 256"), "{longer}");
+    // The tokenizer may be for longer texts, or for shorter ones: run_clm.py asks it first.
+    let block = |context: u32, longest: &str, flags: &str| {
+        let read = |file: &str| match file {
+            "./my/config.json" => Ok(format!(r#"{{"n_positions": {context}, "vocab_size": 50257}}"#)),
+            "./my/tokenizer_config.json" => Ok(format!(r#"{{"model_max_length": {longest}}}"#)),
+            _ => Err(format!("there is no {file}")),
+        };
+        let text =
+            translate(&format!("run_clm.py --train_file a.txt --model_name_or_path ./my {flags}"), &read).expect("a job").text;
+        JobSpec::parse(&text, "job.toml").expect("valid").train.block_size
+    };
+    assert_eq!((block(2048, "2048", ""), block(2048, "512", ""), block(256, "2048", "")), (2048, 512, 256));
+    assert_eq!((block(2048, "1e30", ""), block(2048, "512", "--block_size 1000")), (1024, 512));
+    assert_eq!(block(2048, "2048", "--block_size 1000"), 1000);
+    let gpt2 = super::job("run_clm.py --train_file a.txt --model_name_or_path gpt2 --block_size 2048");
+    assert_eq!(gpt2.train.block_size, 1024);
     let created = super::job(&format!("{SMALL} --config_overrides n_positions=102,n_embd=48,n_head=4,n_layer=2"));
     assert_eq!((created.train.block_size, created.model.context), (102, Some(102)));
 }

@@ -1,9 +1,9 @@
 //! The flags of run_clm.py and its neighbours.
 
 use super::{
-    DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, SAVE_STRATEGY, TRAINS, WARMUP,
-    WITHOUT_WARMUP, block_size, checkpointing, clip_norm, config, data_seed, dtype, eval_steps, half, logging_steps, max_steps,
-    model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
+    DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, RESTARTS, SAVE_STRATEGY, TRAINS,
+    WARMUP, WITHOUT_WARMUP, block_size, checkpointing, clip_norm, config, data_seed, dtype, eval_steps, half, logging_steps,
+    max_steps, model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
@@ -53,6 +53,8 @@ pub(super) const COMMON: &[Flag] = &[
         meaning: Choice(&[
             ("linear", &[("train.schedule", W("linear"))]),
             ("cosine", &[("train.schedule", W("cosine"))]),
+            // With one cycle, which is its default, no restart comes before the end.
+            ("cosine_with_restarts", &[("train.schedule", W("cosine")), (RESTARTS, Yes)]),
             ("cosine_with_min_lr", &[("train.schedule", W("cosine")), (NEEDS_LEAST, Yes)]),
             ("polynomial", &[("train.schedule", W("polynomial")), (LEAST_RATE, N(1e-7))]),
             ("constant", &[("train.schedule", W("constant")), (WITHOUT_WARMUP, Yes)]),

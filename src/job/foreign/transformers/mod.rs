@@ -119,6 +119,9 @@ const WITHOUT_WARMUP: &str = "without_warmup";
 const LEAST_PART: &str = "least_part";
 const NEEDS_LEAST: &str = "needs_least";
 const LINEAR_DECAY: &str = "linear_decay";
+/// How often a cosine falls, in periods; with restarts each time over half of one.
+const CYCLES: &str = "cycles";
+const RESTARTS: &str = "restarts";
 
 const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
@@ -307,7 +310,7 @@ const SCHEDULER_SETTINGS: &[Flag] = &[
     Flag { names: &["lr_end", "min_lr"], meaning: Number(LEAST_RATE) },
     Flag { names: &["min_lr_rate", "min_lr_ratio"], meaning: Number(LEAST_PART) },
     Flag { names: &["power"], meaning: Number("train.power") },
-    Flag { names: &["num_cycles"], meaning: Must(0.5, "a cosine falls once here, which is half a period; give 0.5") },
+    Flag { names: &["num_cycles"], meaning: Number(CYCLES) },
     Flag { names: &["num_decay_steps"], meaning: Whole("train.decay_steps") },
     Flag {
         names: &["num_stable_steps"],
@@ -408,8 +411,7 @@ fn settle(job: &mut Job) {
     }
 }
 
-/// The numbers of a `config.json` that is not the weights' own, and a block that fits the model: the program takes its context
-/// where no block is given, and 1024 tokens at most.
+/// The numbers of a `config.json` that is not the weights' own, and a block that fits the model.
 fn shape(job: &mut Job) {
     let found = job.model_config.as_ref().map(numbers);
     if let (Some(name), Some(found)) = (job.take_word(CONFIG), found) {
@@ -418,16 +420,47 @@ fn shape(job: &mut Job) {
             Err(problem) => job.problems.push(format!("--config_name: {name}: {problem}")),
         }
     }
+    block(job);
+}
+
+/// Without a length the program takes the tokenizer's `model_max_length`, unless the model's context is shorter: then that, and
+/// 1024 tokens at most. With one it takes no more than the tokenizer's (`block_size` in run_clm.py).
+fn block(job: &mut Job) {
+    let weights = job.values.get(WEIGHTS).and_then(toml::Value::as_str);
+    let is_published = weights.is_some_and(|weights| published(weights).is_some());
+    let usual =
+        || (is_published && !job.values.contains_key(TOKENIZER) || job.values.contains_key(PUBLISHED_TOKENIZER)).then_some(1024.0);
     let of_weights = || job.model_config.as_ref().and_then(|config| Some(Shape::of_config(config).ok()?.context as f64));
-    let Some(context) = job.number(CONTEXT).or_else(of_weights) else { return };
-    match job.number(BLOCK_SIZE) {
-        Some(block) if block > context => {
-            job.problems.push(format!("--block_size: a block of {block} tokens is longer than the model's context of {context}"));
-        }
-        None if context < 1024.0 => job.set(BLOCK_SIZE, context as i64),
-        _ => {}
+    let (longest, context) = (job.longest_text.or_else(usual), job.number(CONTEXT).or_else(of_weights));
+    let asked = job.number(BLOCK_SIZE);
+    let taken = match (asked, longest, context) {
+        (Some(asked), Some(longest), _) => asked.min(longest),
+        (None, Some(longest), _) if longest <= context.unwrap_or(USUAL_BLOCK) => longest,
+        (None, _, _) => context.unwrap_or(USUAL_BLOCK).min(USUAL_BLOCK),
+        (Some(asked), None, _) => asked,
+    };
+    if asked.or(longest).or(context).is_none() {
+        job.note(
+            "--block_size",
+            "the program takes the tokenizer's model_max_length, which is not known here; 1024 tokens are written",
+        );
+    }
+    if asked.is_some_and(|asked| asked > taken) {
+        let why = format!("the program takes no block that is longer than the tokenizer's model_max_length of {taken}");
+        job.note("--block_size", &why);
+    }
+    if asked.unwrap_or(USUAL_BLOCK) < taken || asked.unwrap_or(USUAL_BLOCK) > taken {
+        job.set(BLOCK_SIZE, taken as i64);
+    }
+    if let (Some(block), Some(context)) = (job.number(BLOCK_SIZE), context)
+        && block > context
+    {
+        job.problems.push(format!("--block_size: a block of {block} tokens is longer than the model's context of {context}"));
     }
 }
+
+/// That of a job file that says none.
+const USUAL_BLOCK: f64 = 1024.0;
 
 /// That of every published size.
 const USUAL_EPSILON: f64 = 1e-5;
@@ -460,7 +493,13 @@ fn own_tokenizer(job: &mut Job) {
 /// Sets the warm-up and the lowest rate once the schedule is known, and names the keys that the schedule lacks.
 fn rates(job: &mut Job) {
     let [ratio, part] = [WARMUP_RATIO, LEAST_PART].map(|key| job.values.remove(key).as_ref().and_then(as_number));
-    let [constant, needs_least, linear] = [WITHOUT_WARMUP, NEEDS_LEAST, LINEAR_DECAY].map(|key| job.values.remove(key).is_some());
+    let [constant, needs_least, linear, restarts] =
+        [WITHOUT_WARMUP, NEEDS_LEAST, LINEAR_DECAY, RESTARTS].map(|key| job.values.remove(key).is_some());
+    let once = if restarts { 1.0 } else { 0.5 };
+    let cycles = job.values.remove(CYCLES).as_ref().and_then(as_number);
+    if cycles.is_some_and(|cycles| (cycles - once).abs() > f64::EPSILON) {
+        job.problems.push(format!("--lr_scheduler_kwargs: num_cycles: a cosine falls once here; give {once}"));
+    }
     let has_warmup = |job: &Job| job.values.get(WARMUP).is_some_and(|warmup| warmup.as_integer() != Some(0));
     if let Some(ratio) = ratio.filter(|ratio| *ratio > 0.0 && !has_warmup(job)) {
         job.set(WARMUP, if ratio < 1.0 { super::share(ratio) } else { Steps::Percent(100.0).to_string().into() });
