@@ -52,6 +52,9 @@ struct Piece {
     removes: bool,
 }
 
+/// The length of a run is one of these.
+const EITHER: [&str; 2] = ["train.steps", "train.epochs"];
+
 impl Document {
     /// Takes the bytes of a file as they are; `name` is its name in messages.
     pub fn new(name: impl Into<String>, mut bytes: Vec<u8>) -> Result<Self, DocumentError> {
@@ -79,8 +82,16 @@ impl Document {
 
     /// Lays `key.path=value` over the text. The value is TOML; any other text (`2h`, `my-job`) is taken as a string. Without a
     /// value (`key.path=`) the key is as if it were not there; an empty text is written `key.path=""`.
+    /// Of two keys of which a document has one, the other goes, unless it was set like this, too.
     pub fn set(&mut self, assignment: &str) -> Result<(), DocumentError> {
         let (key, value) = assignment.split_once('=').unwrap_or((assignment, ""));
+        let named = |key: &str| EITHER.iter().position(|one| *one == key);
+        if let Some(one) = named(key.trim()).filter(|_| !value.trim().is_empty()) {
+            let other = EITHER[1 - one];
+            if !self.pieces.iter().any(|piece| piece.name == format!("--set {other}")) {
+                self.set(&format!("{other}="))?;
+            }
+        }
         let name = format!("--set {}", key.trim());
         let start = self.pieces.iter().map(|piece| piece.text.len() - piece.start + 1).sum();
         let value = value.trim();

@@ -391,6 +391,13 @@ mod tests {
         let spec = read(&["train.steps=5", "train.steps=", "train.epochs = 3"]).expect("valid");
         assert_eq!((spec.train.steps, spec.train.epochs), (None, Some(3.0)), "what is unset is not there");
         assert!(read(&["limits.ttl=", "retry="]).is_ok(), "what was not there either");
+        let spec = read(&["train.steps=5", "train.steps=9"]).expect("valid");
+        assert_eq!((spec.train.steps, spec.train.epochs), (Some(9), None));
+        let of_epochs = format!("{JOB}[train]\nepochs = 2\n");
+        let mut document = Document::new("job.toml", of_epochs.into()).expect("text");
+        document.set("train.steps=5").expect("a setting");
+        let spec = JobSpec::read(&document, |_| Vec::new()).expect("valid");
+        assert_eq!((spec.train.steps, spec.train.epochs), (Some(5), None), "the length is one of both");
 
         let refuse = |assignments: &[&str]| read(assignments).expect_err("a mistake").to_string();
         assert_eq!(
