@@ -150,6 +150,11 @@ impl Compared {
         let settings: Vec<_> = self.0.iter().map(|job| difference::settings(&job.record.plan)).collect();
         difference::of(&settings).into_iter().filter(|(key, _)| key != "name")
     }
+
+    /// Whether all have the same data: the same path may have had other text.
+    fn have_same_data(&self) -> bool {
+        self.0.windows(2).all(|two| two[0].record.dataset == two[1].record.dataset)
+    }
 }
 
 impl Shown for Compared {
@@ -159,7 +164,8 @@ impl Shown for Compared {
 
     fn json(&self) -> Value {
         let differences: Map<String, Value> = self.differences().map(|(key, values)| (key, json!(values))).collect();
-        json!({ "jobs": self.0.iter().map(|job| job.settled.json()).collect::<Vec<_>>(), "settings": differences })
+        let jobs: Vec<Value> = self.0.iter().map(|job| job.settled.json()).collect();
+        json!({ "jobs": jobs, "settings": differences, "same_data": self.have_same_data() })
     }
 
     fn text(&self) -> String {
@@ -171,11 +177,20 @@ impl Shown for Compared {
         for (at, (name, _)) in results[0].iter().enumerate() {
             table.row(row(name, results.iter().map(|job| job[at].1.clone()).collect()));
         }
+        if !self.have_same_data() {
+            let short = |job: &Whole| job.record.dataset.as_ref().map_or("-", |dataset| &dataset.as_str()[..12]).to_owned();
+            table.row(row("dataset", self.0.iter().map(short).collect()));
+        }
         for (key, values) in self.differences() {
             let said = |value: Option<Value>| value.map_or_else(|| "-".to_owned(), |value| wording::value(&value));
             table.row(row(&key, values.into_iter().map(said).collect()));
         }
-        table.render()
+        let other = if self.have_same_data() {
+            ""
+        } else {
+            "\n\nThe jobs have different data: their losses and perplexities do not compare."
+        };
+        table.render() + other
     }
 
     fn names(&self) -> Vec<String> {

@@ -186,12 +186,18 @@ fn jobs_are_shown_whole_and_beside_each_other() {
     );
     let compared = value(&["compare", first, second]);
     assert_eq!(compared["settings"], json!({ "train.steps": [10, 20] }));
-    assert_eq!(compared["jobs"].as_array().map(Vec::len), Some(2));
+    assert_eq!((compared["jobs"].as_array().map(Vec::len), &compared["same_data"]), (Some(2), &json!(true)));
     let text = sandbox.run(&["compare", first, second]).stdout;
     let row = |name: &str| text.lines().find(|line| line.starts_with(name)).map(|line| line.split_whitespace().collect::<Vec<_>>());
     assert_eq!(row("job"), Some(vec!["job", first, second]));
     assert_eq!(row("train.steps"), Some(vec!["train.steps", "10", "20"]), "{text}");
     assert_eq!(sandbox.run(&["compare", first]).code, Some(2), "one is nothing to compare");
+    // The same path, and other data.
+    sandbox.write("data/train.bin", "other tokens");
+    let third = submit(&sandbox, "C", &[]).stdout;
+    assert_eq!(value(&["compare", first, third.trim()])["same_data"], false);
+    let text = sandbox.run(&["compare", first, third.trim()]).stdout;
+    assert!(text.contains("\ndataset ") && text.contains("their losses and perplexities do not compare"), "{text}");
 }
 
 #[test]
