@@ -6,7 +6,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{App, Place};
+use super::{App, Place, completion};
 use crate::{
     exit::Failure,
     job::{
@@ -29,6 +29,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl bill\n  ftctl bill --since 7d\n  ftctl bill quickstart -o json")]
 pub struct Arguments {
     /// Id or name of a job: its receipt
+    #[arg(add = completion::jobs())]
     job: Option<String>,
     /// Costs of this store's jobs in the last 90s, 45m, 2h, 7d
     #[arg(long, value_name = "DURATION", conflicts_with = "job")]

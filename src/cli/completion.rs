@@ -2,6 +2,7 @@
 //! of a job file.
 
 use std::{
+    collections::BTreeSet,
     env,
     ffi::{OsStr, OsString},
     path::PathBuf,
@@ -93,6 +94,14 @@ pub fn templates() -> ArgValueCandidates {
 
 pub fn backends() -> ArgValueCandidates {
     ArgValueCandidates::new(|| candidates(registry::names().map(str::to_owned)))
+}
+
+/// Those of every backend's machines.
+pub fn gpus() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let offers = registry::names().into_iter().flat_map(|name| registry::offers(name).unwrap_or_default());
+        candidates(offers.map(|offer| offer.gpu).collect::<BTreeSet<_>>())
+    })
 }
 
 /// Keys of a job file, for `--set`.

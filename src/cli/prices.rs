@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, completion};
 use crate::{
     exit::{Exit, Failure},
     job::{units::Money, wording},
@@ -20,10 +20,10 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl prices\n  ftctl prices --gpu v100 --spot\n  ftctl prices --backend gce -o json")]
 pub struct Arguments {
     /// Only machines of this backend
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = completion::backends())]
     backend: Option<String>,
     /// Only machines with this GPU, such as v100 or a100-80gb
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = completion::gpus())]
     gpu: Option<String>,
     /// Sort by the price of spot machines, which may be preempted
     #[arg(long)]

@@ -365,6 +365,8 @@ fn a_shell_completes_verbs_files_jobs_backends_and_keys() {
     assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]), ["shown", &id]);
     assert_eq!(completed(&sandbox, &["ftctl", "plan", "--backend", "az"]), ["azureml"]);
     assert_eq!(completed(&sandbox, &["ftctl", "init", "quickstart-"]), ["quickstart-docker"]);
+    assert_eq!(completed(&sandbox, &["ftctl", "prices", "--gpu", "v"]), ["v100"]);
+    assert_eq!(completed(&sandbox, &["ftctl", "bill", "sh"]), ["shown", &id]);
     std::fs::create_dir(sandbox.path("shown-model")).expect("a directory");
     for verb in ["generate", "eval"] {
         assert_eq!(completed(&sandbox, &["ftctl", verb, "show"]), ["shown", &id, "shown-model/"], "{verb}");
