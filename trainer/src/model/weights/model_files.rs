@@ -31,6 +31,8 @@ const WEIGHTS: [(&str, bool); 4] = [
 const LONGEST_INDEX: u64 = 16 << 20;
 /// Bytes of head and embedding that are compared where only headers are to be read, at either end.
 const GLANCE: usize = 1 << 16;
+/// Bytes of each tensor that are looked at then: a page.
+const BEGINNING: usize = 1 << 12;
 
 /// Parts of the names of what lies in a directory that has no model for this program, and what to do then.
 const INSTEAD: [(&str, &str); 14] = [
@@ -174,15 +176,28 @@ impl ModelFiles {
             let name = name.to_owned();
             return Err(ModelError::Dimensions { path, name, expected: signed(expected), found: signed(&entry.shape) });
         }
+        self.check_numbers(stored, name)
+    }
+
+    /// Refuses a dtype that is not read here, and a tensor that begins with NaN or infinity, as those of a run that diverged do.
+    /// What comes later is seen when it is read.
+    fn check_numbers(&self, stored: &Stored, name: &str) -> Result<(), ModelError> {
+        let (entry, path) = (self.entry(stored), self.file(stored).path().to_owned());
         match entry.dtype {
-            Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64 | Dtype::I64 => Ok(()),
-            dtype => Err(FileError::Dtype { path, name: name.to_owned(), dtype }.into()),
+            Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64 | Dtype::I64 => {}
+            dtype => return Err(FileError::Dtype { path, name: name.to_owned(), dtype }.into()),
         }
+        let bytes = self.file(stored).bytes(entry);
+        if are_numbers(&bytes[..bytes.len().min(BEGINNING)], entry.dtype) {
+            return Ok(());
+        }
+        Err(ModelError::NotFinite { path, name: name.to_owned() })
     }
 
     /// Refuses a head that differs from the embedding where both can be seen at a glance; the whole is compared when it is read.
     fn glance_at_head(&self) -> Result<(), ModelError> {
         let Some(head) = &self.head else { return Ok(()) };
+        self.check_numbers(head, HEAD)?;
         let name = &parts(&self.shape.tensors()[0], self.shape.variant).0[0];
         let embedding = &self.found[name];
         let (of_head, of_embedding) = (self.entry(head), self.entry(embedding));
@@ -210,6 +225,22 @@ impl ModelFiles {
     fn entry(&self, stored: &Stored) -> &Entry {
         self.file(stored).entry(&stored.name).unwrap_or_else(|| unreachable!("{} is of this file", stored.name))
     }
+}
+
+/// Whether none of these is NaN or infinite: those have all bits of the exponent.
+fn are_numbers(bytes: &[u8], dtype: Dtype) -> bool {
+    let (size, exponent) = match dtype {
+        Dtype::F16 => (2, 0x7C00),
+        Dtype::BF16 => (2, 0x7F80),
+        Dtype::F32 => (4, 0x7F80_0000),
+        Dtype::F64 => (8, 0x7FF0_0000_0000_0000),
+        _ => return true,
+    };
+    bytes.chunks_exact(size).all(|number| {
+        let mut bits = [0; 8];
+        bits[..size].copy_from_slice(number);
+        u64::from_le_bytes(bits) & exponent != exponent
+    })
 }
 
 /// The tensors of a file that a model's tensor is made of, below each other, and the dimensions of each.

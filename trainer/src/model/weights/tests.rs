@@ -28,7 +28,12 @@ fn write(path: &Path, tensors: &Tensors) {
     let mut header = Map::new();
     for (name, dtype, shape) in tensors {
         let first = end;
-        end += shape.iter().product::<usize>() * if *dtype == "F32" { 4 } else { 2 };
+        let size = match *dtype {
+            "F32" => 4,
+            "F8_E4M3" => 1,
+            _ => 2,
+        };
+        end += shape.iter().product::<usize>() * size;
         header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [first, end]}));
     }
     let mut header = serde_json::to_vec(&header).unwrap();
@@ -111,7 +116,7 @@ fn what_does_not_fit_is_named() {
         change(&mut tensors);
         Model::new(&shape(), &tensors).open().unwrap_err()
     };
-    let cases: [(Change<'_>, &str); 7] = [
+    let cases: [(Change<'_>, &str); 8] = [
         (&|tensors| drop(tensors.pop()), "tensor transformer.ln_f.bias is missing"),
         (&|tensors| tensors[2].2 = vec![5], "transformer.h.0.ln_1.weight has dimensions [5], config.json calls for [8]"),
         (&|tensors| tensors[2].1 = "I16", "transformer.h.0.ln_1.weight has dtype I16"),
@@ -121,6 +126,7 @@ fn what_does_not_fit_is_named() {
             &|tensors| tensors.push(("lm_head.weight".to_owned(), "F32", vec![30, 8])),
             "lm_head.weight differs from the token embedding",
         ),
+        (&|tensors| tensors.push(("lm_head.weight".to_owned(), "F8_E4M3", vec![29, 8])), "lm_head.weight has dtype F8_E4M3"),
         (&|tensors| tensors[0].2 = vec![32, 8], "has dimensions [32, 8], config.json calls for [29, 8]"),
     ];
     for (change, expected) in cases {
@@ -134,6 +140,37 @@ fn what_does_not_fit_is_named() {
     *bytes.last_mut().unwrap() = 1;
     model.put("model.safetensors", bytes);
     assert!(model.open().unwrap_err().contains("lm_head.weight differs"), "seen at a glance");
+}
+
+/// A run that diverged leaves such.
+#[test]
+fn weights_that_are_no_numbers_are_refused() {
+    let of = |dtype: &'static str, number: &[u8]| {
+        let mut tensors = tensors(&shape());
+        for tensor in &mut tensors {
+            tensor.1 = dtype;
+        }
+        let model = Model::new(&shape(), &tensors);
+        let path = model.path("model.safetensors");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let first = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[first..first + number.len()].copy_from_slice(number);
+        std::fs::write(&path, bytes).unwrap();
+        model.open().err()
+    };
+    for (dtype, number) in [
+        ("F32", &f32::NAN.to_le_bytes()[..]),
+        ("F32", &f32::NEG_INFINITY.to_le_bytes()),
+        ("F16", &0x7E00_u16.to_le_bytes()),
+        ("BF16", &0xFF80_u16.to_le_bytes()),
+    ] {
+        assert!(of(dtype, number).unwrap().contains("tensor transformer.wte.weight holds NaN or infinity"), "{dtype}");
+    }
+    for (dtype, number) in
+        [("F32", &f32::MAX.to_le_bytes()[..]), ("F16", &0x7BFF_u16.to_le_bytes()), ("BF16", &0xFF7F_u16.to_le_bytes())]
+    {
+        assert_eq!(of(dtype, number), None, "{dtype}");
+    }
 }
 
 #[test]
