@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use super::shape::{Shape, ShapeError};
+use super::shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
 use super::xglm;
 use crate::files::{is_lfs_pointer, read_text};
 use crate::settings::Variant;
@@ -124,7 +124,7 @@ fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
         heads: number(config, "n_head", Some(12))?,
         width,
         context,
-        vocabulary: number(config, "vocab_size", None)?,
+        vocabulary: number(config, "vocab_size", Some(PUBLISHED_VOCABULARY))?,
         layer_norm_epsilon: config.get("layer_norm_epsilon").and_then(Value::as_f64).unwrap_or(1e-5),
         variant: Variant::Gpt2,
     })

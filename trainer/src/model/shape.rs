@@ -52,6 +52,18 @@ pub struct Shape {
 pub(crate) const OWN_TOKENIZER: &str =
     "prepare the data with the weights' own tokenizer: [data.tokenizer] kind = \"files\" and directory = their directory";
 
+/// The answer to a tokenizer with another number of tokens than the weights have rows. Their own has more where somebody added
+/// tokens without rows.
+fn other_tokens(dataset: usize, weights: usize) -> String {
+    if dataset <= weights {
+        return OWN_TOKENIZER.to_owned();
+    }
+    format!(
+        "{OWN_TOKENIZER}; where that is the one that was used, give the weights more rows: `resize_token_embeddings({dataset})` of \
+         transformers, then `save_pretrained`"
+    )
+}
+
 /// A shape that no model can have, or that contradicts the data or the weights at hand.
 #[derive(Debug, Error, PartialEq)]
 pub enum ShapeError {
@@ -73,7 +85,7 @@ pub enum ShapeError {
     Contradiction { field: &'static str, asked: usize, found: usize },
     #[error("model.variant = {asked:?}, but the initial weights are {found:?}'s; remove model.variant or start from other weights")]
     Variant { asked: Variant, found: Variant },
-    #[error("the dataset's tokenizer has {dataset} tokens, but the weights know {weights}; {OWN_TOKENIZER}")]
+    #[error("the dataset's tokenizer has {dataset} tokens, but the weights know {weights}; {}", other_tokens(*dataset, *weights))]
     Vocabulary { dataset: usize, weights: usize },
 }
 
@@ -322,7 +334,8 @@ mod tests {
             let padded = Shape { vocabulary: more, ..shape };
             assert_eq!(padded.agrees_with(&ModelConfig::default(), 50_257, 64), Ok(()));
         }
-        assert!(shape.agrees_with(&ModelConfig::default(), 50_258, 64).is_err(), "a token without a row");
+        let error = shape.agrees_with(&ModelConfig::default(), 50_258, 64).expect_err("a token without a row");
+        assert!(error.to_string().contains("resize_token_embeddings(50258)"), "their own tokenizer may be the one: {error}");
         assert_eq!(
             shape.agrees_with(&ModelConfig::default(), 8192, 64),
             Err(ShapeError::Vocabulary { dataset: 8192, weights: 50_257 })
