@@ -105,8 +105,11 @@ fn random_deaths_and_another_number_of_processes_change_no_byte() {
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     for round in 0..kills() {
         thread::sleep(instant(round, 4));
-        let all = [sandbox.processes("ftctl agent"), sandbox.processes("ft-trainer train")].concat();
-        all.get(instant(round, 5).as_millis() as usize % all.len().max(1)).copied().into_iter().for_each(kill);
+        let (agents, ranks) = (sandbox.processes("ftctl agent"), sandbox.processes("ft-trainer train"));
+        let one = |of: &[u32]| of.get(instant(round, 5).as_millis() as usize % of.len().max(1)).copied();
+        // Every third time an agent and a rank at once, of the same node or not.
+        let victims = if round % 3 == 2 { [one(&agents), one(&ranks)] } else { [one(&[agents, ranks].concat()), None] };
+        victims.into_iter().flatten().for_each(kill);
     }
     at_work(&sandbox, &id, 2, 12);
     sandbox.ok(&["cancel", &id]);
