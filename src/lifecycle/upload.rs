@@ -26,7 +26,7 @@ use crate::{
         report::{Report, Unit},
         state::State,
     },
-    store::{Source, StoreError, dataset},
+    store::{Source, StoreError, dataset, refuse_private},
 };
 
 /// Bytes of text that become tokens in a moment.
@@ -55,6 +55,10 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     if let Some(directory) = &plan.initial_weights {
         let directory = Path::new(directory);
         let files = needed(directory)?;
+        // In the hub's cache, which is the user's own, every file is a link.
+        if !job.record.plan.initial_weights.as_deref().is_some_and(is_name) {
+            files.iter().try_for_each(|file| refuse_private(directory, file))?;
+        }
         job.record.initial_weights = Some(send(world, Source::Files { directory, files: &files }).await?);
     }
     job.enter(State::Imaging).await?;

@@ -412,9 +412,7 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
         let path = entry.map_err(|error| unreadable(folder, error))?.path();
         let linked = fs::metadata(&path).map_err(|error| unreadable(&path, error))?;
         if linked.is_file() {
-            if path.is_symlink() && is_private(&linked) && leads_out(root, &path).map_err(|error| unreadable(&path, error))? {
-                return Err(private(&path));
-            }
+            refuse_private(root, &path)?;
             found.push(LocalFile { name: relative_name(root, &path)?, stamp: Stamp::of(&linked), path });
         } else if linked.is_dir() && !path.is_symlink() {
             walk(root, &path, found)?;
@@ -423,6 +421,14 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a link out of `root` to a file that only its owner may read: git keeps links, so a directory that another person made
+/// may have one to a key.
+pub fn refuse_private(root: &Path, path: &Path) -> Result<()> {
+    let failed = |error| unreadable(path, error);
+    let takes = path.is_symlink() && is_private(&fs::metadata(path).map_err(failed)?) && leads_out(root, path).map_err(failed)?;
+    if takes { Err(private(path)) } else { Ok(()) }
 }
 
 /// Whether nobody but its owner may read it, as keys and sign-ins are kept.
@@ -435,7 +441,6 @@ fn leads_out(root: &Path, link: &Path) -> io::Result<bool> {
     Ok(!fs::canonicalize(link)?.starts_with(fs::canonicalize(root)?))
 }
 
-/// git keeps links, so a directory that another person made may point to anything here.
 fn private(link: &Path) -> StoreError {
     let target = fs::canonicalize(link).unwrap_or_default();
     StoreError::Invalid(format!(

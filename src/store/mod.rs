@@ -43,7 +43,7 @@ pub mod prune;
 #[path = "../../tests/common/secrets.rs"]
 pub(crate) mod secrets;
 
-pub use content::{FileEntry, Source};
+pub use content::{FileEntry, Source, refuse_private};
 pub use fetch::in_the_way;
 
 /// The version of an object: changes with every write, means nothing else.

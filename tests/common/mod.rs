@@ -7,6 +7,7 @@ pub mod azurite;
 pub mod engine;
 pub mod entra;
 pub mod hub;
+pub mod model;
 pub mod proxy;
 pub mod registry;
 pub mod secrets;

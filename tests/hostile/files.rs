@@ -12,7 +12,7 @@ use std::{
 use ftctl::job::digest::Digest;
 use serde_json::{Value, json};
 
-use crate::common::{Said, Sandbox};
+use crate::common::{Said, Sandbox, model::write_model};
 
 /// It was never submitted: the job is only the objects in the store.
 const JOB: &str = "hostile-bcdfgh";
@@ -184,6 +184,28 @@ fn an_upload_takes_no_private_file_by_a_link() {
     fs::set_permissions(place.sandbox.path("data/own"), fs::Permissions::from_mode(0o600)).unwrap();
     symlink("own", place.sandbox.path("data/same")).unwrap();
     assert_eq!(place.run(&["upload", "data"]).code, Some(0));
+}
+
+/// So may its weights.
+#[test]
+fn initial_weights_take_no_private_file_by_a_link() {
+    let place = Place::new();
+    place.sandbox.write_rehearsal("tuned");
+    write_model(&place.sandbox.path("weights"));
+    symlink("../mine/keys", place.sandbox.path("weights/vocab.json")).unwrap();
+    fs::set_permissions(place.sandbox.path("mine/keys"), fs::Permissions::from_mode(0o600)).unwrap();
+    let submit = ["submit", "job.toml", "--wait", "--set", "initial_weights=weights", "--set", "train.block_size=32"];
+    let said = place.run(&submit);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("weights/vocab.json links to ") && said.stderr.contains("only its owner may read"),
+        "{}",
+        said.stderr
+    );
+    let key = Digest::of(b"mine");
+    assert!(!place.sandbox.path(&format!("store/ftctl/v1/contents/{}/{key}", &key.as_str()[..2])).exists(), "it was not sent");
+    fs::remove_file(place.sandbox.path("weights/vocab.json")).unwrap();
+    assert_eq!(place.run(&submit).code, Some(0));
 }
 
 /// S9: git keeps symbolic links, and a repository may bring a store.

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{
-        Said, Sandbox,
-        hub::{Fault, Hub, TOKEN, sha256},
-    },
-    material::write_model,
+use crate::common::{
+    Said, Sandbox,
+    hub::{Fault, Hub, TOKEN, sha256},
+    model::write_model,
 };
 
 const MODEL: &str = "models/owner/tiny";
