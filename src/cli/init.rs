@@ -1,7 +1,7 @@
 //! `ftctl init`: a commented job file to start from.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
 };
@@ -23,6 +23,7 @@ use crate::{
     lifecycle::hub,
     output::{Cell, Show, Table},
     provider::registry,
+    settings,
 };
 
 /// Write a commented job file
@@ -251,13 +252,10 @@ fn write(path: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(cannot)?;
     }
-    let mut options = OpenOptions::new();
     if overwrite {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    options.write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)
+        return settings::replace(path, text.as_bytes()).map_err(cannot);
+    }
+    File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)
 }
 
 struct Written {

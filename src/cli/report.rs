@@ -17,6 +17,7 @@ use crate::{
         Show, format,
         page::{Chart, Fact, Series, page},
     },
+    settings,
 };
 
 /// Write the curves of jobs as one HTML page: loss, perplexity, learning rate, gradient norm, throughput, memory
@@ -82,7 +83,8 @@ impl Arguments {
             jobs.push((facts(&record, &receipt, &course), record, course));
         }
         let ids: Vec<String> = jobs.iter().map(|(_, record, _)| record.id.to_string()).collect();
-        let out = self.out.unwrap_or_else(|| PathBuf::from(format!("{}.html", ids.join("-"))));
+        let (is_named, usual) = (self.out.is_some(), || PathBuf::from(format!("{}.html", ids.join("-"))));
+        let out = self.out.unwrap_or_else(usual);
         if app.dry_run {
             return app.output.show(&Intent(vec![format!("write {}", out.display())]));
         }
@@ -92,8 +94,9 @@ impl Arguments {
             return app.output.data(page(&ids, &facts, &charts).as_bytes());
         }
         let target = app.working_directory.join(&out);
-        fs::write(&target, page(&ids, &facts, &charts))
-            .map_err(|error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", target.display())))?;
+        let page = page(&ids, &facts, &charts);
+        let written = if is_named { fs::write(&target, page) } else { settings::replace(&target, page.as_bytes()) };
+        written.map_err(|error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", target.display())))?;
         app.output.show(&Written { out, curves: charts.into_iter().map(|chart| chart.title).collect() })
     }
 }

@@ -97,7 +97,7 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    printable::text(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    printable::line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 fn figure(chart: &Chart, jobs: &[String]) -> String {

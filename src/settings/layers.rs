@@ -139,7 +139,7 @@ pub struct Notify {
 /// Reads the user's file; none is fine.
 pub(super) fn user_file(path: &Path) -> Result<OfUser, SettingsError> {
     let UserFile { profile, backend, image, store, ttl, max_cost, max_wait, output, log, adopt, notify, mut profiles } =
-        read_file(path)?;
+        parsed(file::open(path))?;
     let mut layer = Layer { profile, backend, image, store, ttl, max_cost, max_wait, output, log };
     let base = path.parent().unwrap_or(path);
     layer.anchor(base);
@@ -152,13 +152,13 @@ pub(super) fn user_file(path: &Path) -> Result<OfUser, SettingsError> {
 
 /// Reads a project's file; none is fine.
 pub(super) fn project_file(path: &Path) -> Result<Layer, SettingsError> {
-    let mut layer: Layer = read_file(path)?;
+    let mut layer: Layer = parsed(file::open_plain(path))?;
     layer.anchor(path.parent().unwrap_or(path));
     Ok(layer)
 }
 
-fn read_file<T: DeserializeOwned + Default>(path: &Path) -> Result<T, SettingsError> {
-    match file::open(path) {
+fn parsed<T: DeserializeOwned + Default>(file: Result<Document, OpenError>) -> Result<T, SettingsError> {
+    match file {
         Ok(document) => Ok(document.parse::<T>().map_err(OpenError::from)?.0),
         Err(OpenError::Missing(_)) => Ok(T::default()),
         Err(error) => Err(error.into()),

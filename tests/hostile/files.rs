@@ -208,6 +208,46 @@ fn initial_weights_take_no_private_file_by_a_link() {
     assert_eq!(place.run(&submit).code, Some(0));
 }
 
+/// Git keeps links, and a name that the user did not choose may be one. The page of a job has words from its store.
+#[test]
+fn files_that_nobody_named_go_through_no_link() {
+    let place = Place::new();
+    let sandbox = &place.sandbox;
+    sandbox.write_rehearsal("trained");
+    let id = place.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
+    let progress = sandbox.path("store/ftctl/v1/jobs").join(&id).join("attempts/1/progress.jsonl");
+    let start = json!({ "v": 1, "time": 0, "event": "start", "step": 0, "steps": 9, "parameters": 1, "tokens_per_step": 64,
+        "flops_per_token": 1.0, "device": "x\nssh-ed25519 KEY mallory\n" });
+    let step = json!({ "v": 1, "time": 1, "event": "step", "step": 1, "steps": 9, "loss": 1.0, "learning_rate": 1e-3,
+        "gradient_norm": 1.0, "tokens_per_second": 1.0, "mfu": 0.1, "eta_seconds": 0.0 });
+    fs::write(progress, format!("{start}\n{step}\n")).unwrap();
+    let page = sandbox.path(&format!("{id}.html"));
+    symlink("mine/keys", &page).unwrap();
+    assert_eq!(place.run(&["report", &id]).code, Some(0));
+    place.is_untouched();
+    let text = fs::read_to_string(&page).unwrap();
+    assert!(!page.is_symlink() && text.contains("KEY mallory") && !text.lines().any(|line| line.starts_with("ssh-")), "{text}");
+
+    fs::remove_file(sandbox.path("job.toml")).unwrap();
+    symlink("mine/keys", sandbox.path("job.toml")).unwrap();
+    symlink("mine/new", sandbox.path("job.schema.json")).unwrap();
+    assert_eq!(place.run(&["init"]).code, Some(2), "it is there");
+    assert_eq!(place.run(&["init", "--force"]).code, Some(0));
+    place.is_untouched();
+    assert!(!sandbox.path("job.toml").is_symlink() && !sandbox.path("job.schema.json").is_symlink());
+}
+
+/// An archive of a project may have a pipe in it.
+#[test]
+fn a_projects_file_that_is_a_pipe_holds_nobody_up() {
+    let sandbox = Sandbox::new();
+    assert!(Command::new("mkfifo").arg(sandbox.path("ftctl.toml")).status().unwrap().success());
+    let began = Instant::now();
+    let said = sandbox.run(&["status"]);
+    assert!(said.code == Some(2) && said.stderr.contains("ftctl.toml is a pipe or a device, not a file"), "{}", said.stderr);
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
 /// S9: git keeps symbolic links, and a repository may bring a store.
 #[test]
 fn a_stores_links_delete_and_write_nothing_elsewhere() {
