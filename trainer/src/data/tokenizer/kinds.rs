@@ -139,6 +139,21 @@ fn a_vocabulary_that_only_looks_like_gpt2s_is_named() {
     assert_eq!(load(directory).unwrap().difference(&tokenizer), None);
 }
 
+/// Its files are older than `tokenizer.json`.
+#[test]
+fn gpt2s_own_two_files_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let gpt2 = Tokenizer::gpt2().unwrap();
+    gpt2.save(directory.path()).unwrap();
+    for entry in std::fs::read_dir(directory.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if !["vocab.json", "merges.txt"].map(|name| directory.path().join(name)).contains(&path) {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    assert_eq!(load(directory.path()).unwrap().difference(&gpt2), None);
+}
+
 /// Editors on Windows put a byte-order mark before a text; some write two bytes for each character.
 #[test]
 fn a_text_with_a_mark_is_the_text() {

@@ -338,10 +338,10 @@ fn old_base(directory: &Path) -> Result<Base, DataError> {
     if let Some(class) = config.tokenizer_class.filter(|class| class.starts_with(OTHER_RULES)) {
         return Err(refuse(format!("{CONFIG} says that it is of {class}, which splits text in another way")));
     }
-    // GPT-2 has no token of letters and other signs together.
+    // GPT-2 has no token of letters and other signs together. (Its sign for a blank, as in `Ġ@@`, is a letter to Unicode.)
     let marked = ids.keys().filter(|name| {
         let mut word = WORD_MARKS.iter().filter_map(|mark| name.strip_suffix(mark));
-        word.any(|word| word.chars().next_back().is_some_and(char::is_alphabetic))
+        word.any(|word| word.chars().next_back().is_some_and(|letter| letter.is_ascii_alphabetic()))
     });
     match marked.min() {
         Some(name) => Err(refuse(format!("its token `{name}` marks where a word ends"))),
