@@ -58,10 +58,11 @@ pub fn text(mut content: Vec<u8>) -> Result<String, &'static str> {
     String::from_utf8(content).map_err(|_| "it is not UTF-8 text; `iconv -f ENCODING -t UTF-8` converts it")
 }
 
-/// Bytes of the byte-order mark before a text. Text of 16 bits a character is refused: it has a mark of its own, or a zero beside
-/// its first letter.
+/// Bytes of the byte-order mark before a text. Text of 16 or 32 bits a character is refused: it has a mark of its own, or a zero
+/// beside its first letter.
 pub fn mark(text: &[u8]) -> Result<usize, &'static str> {
     match text {
+        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Err("it is UTF-32 text; `iconv -f UTF-32 -t UTF-8` converts it"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, 1..=0xff, ..] | [1..=0xff, 0, ..] => {
             Err("it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it")
         }

@@ -36,6 +36,9 @@ pub struct Remarks {
     pub carriage_returns: Option<String>,
     /// How often the text has what a special token is called, which became ordinary characters.
     pub literal: BTreeMap<String, u64>,
+    /// The first name that stands more than once among the training text, which is read once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<String>,
     /// Training files that are validation files, too.
     #[serde(skip_serializing_if = "is_zero")]
     pub shared: u64,
@@ -104,6 +107,9 @@ impl Remarks {
                  by a pattern such as DIRECTORY/*.jsonl"
             )
         });
+        let repeated = self.repeated.as_ref().map(|name| {
+            format!("{name} is named more than once, and read once. To train on it more often than on the rest, name copies of it")
+        });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {
             format!(
                 "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads LF alone, and `dos2unix` \
@@ -146,6 +152,7 @@ impl Remarks {
             .chain(nulls)
             .chain(json)
             .chain(about)
+            .chain(repeated)
             .chain(carriage_returns)
             .chain(literal)
             .chain(shared)

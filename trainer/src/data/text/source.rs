@@ -36,7 +36,7 @@ pub struct Source {
 }
 
 /// Beginnings of files that hold no text as it is: where, what, its name, and what to do.
-const NO_TEXT: [(usize, &[u8], &str, &str); 24] = [
+const NO_TEXT: [(usize, &[u8], &str, &str); 26] = [
     (0, b"PK\x03\x04", "a zip archive", UNPACK),
     (0, b"PK\x05\x06", "an empty zip archive", LEAVE),
     (0, b"\xfd7zXZ\0", "packed by xz", "unpack it (xz -d)"),
@@ -46,6 +46,8 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 24] = [
     (257, b"ustar", "a tar archive", "unpack it (tar -x)"),
     (0, b"\x04\x22\x4d\x18", "packed by lz4", "unpack it (lz4 -d)"),
     (0, b"\x1f\x9d", "packed by compress", "unpack it (uncompress)"),
+    (0, b"\xff\xfe\0\0", "UTF-32 text", UTF_32),
+    (0, b"\0\0\xfe\xff", "UTF-32 text", UTF_32),
     (0, b"\xff\xfe", "UTF-16 text", UTF_16),
     (0, b"\xfe\xff", "UTF-16 text", UTF_16),
     (0, b"%PDF-", "a PDF", "take its text out (pdftotext)"),
@@ -64,6 +66,7 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 24] = [
 ];
 const UNPACK: &str = "unpack it, and name the files that were in it";
 const LEAVE: &str = "leave it out";
+const UTF_32: &str = "convert it (iconv -f UTF-32 -t UTF-8)";
 const UTF_16: &str = "convert it (iconv -f UTF-16 -t UTF-8)";
 const ARROW: &str = "write it as parquet (datasets: Dataset.to_parquet)";
 
@@ -93,8 +96,12 @@ impl Source {
         content.by_ref().take(BEGINNING).read_to_end(&mut beginning).map_err(|error| failed(path, &error))?;
         refuse_other_content(path, &beginning)?;
         let kind = kind(path, packer.is_some(), &beginning);
-        if let (Some(packer), Kind::Parquet) = (packer, kind) {
-            let what = format!("a parquet file, packed by {packer} once more");
+        let inner = match &beginning[..] {
+            [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("a packed file"),
+            _ => (kind == Kind::Parquet).then_some("a parquet file"),
+        };
+        if let (Some(packer), Some(inner)) = (packer, inner) {
+            let what = format!("{inner}, packed by {packer} once more");
             return Err(DataError::OtherContent { path: path.to_owned(), what, fix: "unpack it" });
         }
         Ok(Self { kind, content: Box::new(Cursor::new(beginning.clone()).chain(content)), beginning })

@@ -305,7 +305,7 @@ fn mistakes_in_the_text_are_named() {
     folder.file("cut.parquet", &whole[..whole.len() - 9]);
     folder.file("u.txt", [&b"ok ".repeat(3_000_000)[..], b"\xff"].concat());
     folder.file("cut.txt", b"caf\xc3");
-    let cases: [(&str, &[u8], Option<&str>, &str); 20] = [
+    let cases: [(&str, &[u8], Option<&str>, &str); 22] = [
         ("no.txt", b"-", None, "no.txt does not exist; correct the path"),
         ("dir", b"-", None, "cannot read DIR/dir: Is a directory"),
         ("u.txt", b"-", None, "u.txt is not UTF-8 text: invalid byte at offset 9000000; convert it (iconv"),
@@ -329,6 +329,8 @@ fn mistakes_in_the_text_are_named() {
         ("c.csv", b"id,body\n1,a\n", Some("txt"), "c.csv has no column `txt`; its columns are: `id`, `body`. Set `column` to one"),
         ("l.csv", b"id,text\n1,a\n2\n", None, "l.csv is malformed in line 3: it has 1 fields, the header has 2; correct it"),
         ("q.csv", b"text\n\"a\nb\nc\n", None, "q.csv is malformed in line 2: a quotation mark is never closed; correct it"),
+        ("e.jsonl", b"{}\n{\"text\": \"a\"}", None, "e.jsonl is malformed in line 1: it has no columns; correct it"),
+        ("m.json", b"[{\"text\": \"a\"},]", None, "a bracket closes where a row should begin, as after a comma too many;"),
         ("c.jsonl", b"{\"a\": \"x\", \"b\": 1}", None, "c.jsonl has no column `text` and more than one to choose from: `a`, `b`."),
         (
             "m.jsonl",

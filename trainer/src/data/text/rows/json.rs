@@ -148,6 +148,9 @@ fn text_of<'r>(table: &mut Table<'_>, row: &'r [u8], place: &str) -> Result<Cow<
     // A list of texts alone has one column.
     let columns = if row.starts_with(b"\"") { Ok(vec![(Cow::Borrowed(DEFAULT), row)]) } else { columns(row) };
     let columns = columns.map_err(|reason| table.malformed(place.to_owned(), &reason))?;
+    if columns.is_empty() {
+        return Err(table.malformed(place.to_owned(), &"it has no columns"));
+    }
     let names: Vec<Cow<'_, str>> = columns.iter().map(|(name, _)| name.clone()).collect();
     let index = table.choose(&names).map_err(|error| in_line(error, place))?;
     // The last of several of one name.
@@ -182,9 +185,11 @@ fn in_line(error: DataError, place: &str) -> DataError {
     }
 }
 
-/// The library counts lines from this one.
+/// The library counts lines from this one, and means half of a surrogate pair by an escape that ends or is alone.
 fn plain(error: &serde_json::Error) -> String {
-    error.to_string().replace(" at line 1 column", " at column")
+    const HALF: &str = "half of a surrogate pair, which is no character,";
+    let said = error.to_string().replace(" at line 1 column", " at column");
+    ["unexpected end of hex escape", "lone leading surrogate in hex escape"].iter().fold(said, |said, odd| said.replace(odd, HALF))
 }
 
 /// Whether a line is the beginning of an object that ends in another. A string ends in its own.
@@ -403,7 +408,9 @@ impl Values {
                 b'"' => is_string = !is_string,
                 b'{' | b'[' if !is_string => depth += 1,
                 b'}' | b']' if !is_string => {
-                    depth = depth.checked_sub(1).ok_or(Fault::Structure("a bracket closes that is not open"))?;
+                    depth = depth
+                        .checked_sub(1)
+                        .ok_or(Fault::Structure("a bracket closes where a row should begin, as after a comma too many"))?;
                 }
                 _ => {}
             }

@@ -108,7 +108,9 @@ impl<'a> Table<'a> {
     /// A row of which nothing can be made.
     fn bad(&mut self, error: DataError) -> Result<(), DataError> {
         if self.reading.on_bad_row == OnBadRow::Fail {
-            return Err(DataError::BadRow(Box::new(error)));
+            // A first row without the wanted text has the form of all: to leave such rows out leaves none.
+            let is_form = matches!(error, DataError::AmbiguousColumn { .. } | DataError::NotText { .. });
+            return Err(if is_form && self.kept == 0 { error } else { DataError::BadRow(Box::new(error)) });
         }
         self.left_out += 1;
         self.first.get_or_insert(error);

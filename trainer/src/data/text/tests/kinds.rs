@@ -111,7 +111,7 @@ fn what_holds_no_text_is_named() {
     tar[257..262].copy_from_slice(b"ustar");
     let whole = gzip(b"some text that is long enough to be cut somewhere in the middle");
     let llm_c = [20_240_520_u32, 1].map(u32::to_le_bytes).concat();
-    let cases: [(&str, &[u8], &str); 20] = [
+    let cases: [(&str, &[u8], &str); 22] = [
         ("a.zip", b"PK\x03\x04rest", "it is a zip archive; unpack it, and name the files that were in it"),
         ("a.jsonl", b"PK\x03\x04rest", "it is a zip archive"),
         ("a.tar", &tar, "it is a tar archive; unpack it (tar -x)"),
@@ -123,6 +123,7 @@ fn what_holds_no_text_is_named() {
         ("a.pdf", b"%PDF-1.7 ...", "it is a PDF"),
         ("u.txt", b"\xff\xfeh\0i\0", "it is UTF-16 text; convert it (iconv -f UTF-16 -t UTF-8)"),
         ("u.jsonl", b"\xff\xfe{\0", "it is UTF-16 text"),
+        ("v.txt", b"\xff\xfe\0\0h\0\0\0", "it is UTF-32 text; convert it (iconv -f UTF-32 -t UTF-8)"),
         ("a.arrow", b"ARROW1\0\0", "it is an Arrow file; write it as parquet"),
         ("a.npy", b"\x93NUMPY\x01", "it is an array of numpy"),
         ("t.bin", &llm_c, "it is a token file of llm.c; say data.format = \"llm-c\""),
@@ -131,6 +132,7 @@ fn what_holds_no_text_is_named() {
         ("p.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "is a pointer of git-lfs"),
         ("p.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "`git lfs pull`"),
         ("p.parquet.gz", &gzip(b"PAR1"), "a parquet file, packed by gzip once more; unpack it"),
+        ("t.gz.gz", &gzip(&gzip(b"text")), "a packed file, packed by gzip once more; unpack it"),
         ("cut.txt.gz", &whole[..whole.len() - 12], "cut.txt.gz is malformed in its gzip stream: it ends too early"),
     ];
     for (name, content, expected) in cases {
@@ -164,7 +166,13 @@ type BadRows<'a> = (&'a str, &'a [u8], u64, &'a str, &'a [&'a str]);
 fn bad_rows_are_left_out_where_that_is_wished() {
     let folder = Folder::new();
     let cases: [BadRows<'_>; 10] = [
-        ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
+        (
+            "s.jsonl",
+            b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}",
+            1,
+            "malformed in line 2: half of a surrogate pair",
+            &["a", "b"],
+        ),
         (
             "r.jsonl",
             b"{\"text\": \"a\"} {\"text\": 5}\n{\"text\": \"b\"} {\"text\"\n{\"text\": \"c\"}",
