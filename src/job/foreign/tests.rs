@@ -628,6 +628,8 @@ fn number_formats_that_contradict_each_other_are_refused() {
     for (flags, config) in [("--fp16", fp16), ("--bf16", bf16), ("", none), ("--bf16", none)] {
         assert_eq!(refused(flags, config), "a job", "{flags} {config}");
     }
+    let alone = translate(CLM, &|_| Ok(fp16.to_owned())).expect("a job").notes;
+    tells(&alone, "ds_config fp16.enabled: no --fp16 stands beside it: it is taken; newer versions of transformers refuse that");
 }
 
 #[test]

@@ -133,8 +133,11 @@ fn parse_connection_string(text: &str) -> HashMap<String, String> {
     let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
     let mut parts: HashMap<_, _> = pairs.map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_owned())).collect();
     if parts.get("usedevelopmentstorage").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        // A port there is passed over, as by Azure's own libraries.
         let host = parts.remove("developmentstorageproxyuri").unwrap_or_else(|| "http://127.0.0.1".to_owned());
-        let endpoint = format!("{}:10000/{EMULATOR}", host.trim_end_matches('/'));
+        let host = host.trim_end_matches('/');
+        let host = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(host, _)| host);
+        let endpoint = format!("{host}:10000/{EMULATOR}");
         let known = [("accountname", EMULATOR.to_owned()), ("accountkey", EMULATOR_KEY.to_owned()), ("blobendpoint", endpoint)];
         parts.extend(known.map(|(name, value)| (name.to_owned(), value)));
     }
@@ -266,6 +269,10 @@ mod tests {
             (
                 "UseDevelopmentStorage=true;DevelopmentStorageProxyUri=http://localhost/",
                 Some("http://localhost:10000/devstoreaccount1"),
+            ),
+            (
+                "UseDevelopmentStorage=true;DevelopmentStorageProxyUri=http://10.0.0.2:9",
+                Some("http://10.0.0.2:10000/devstoreaccount1"),
             ),
             (
                 "DefaultEndpointsProtocol=https;AccountName=acc;AccountKey=a2V5;EndpointSuffix=core.chinacloudapi.cn",
