@@ -15,7 +15,7 @@ use crate::{
         wording,
     },
     lifecycle::{
-        Resource, World,
+        Resource, World, observe,
         receipt::{self, Receipt},
         results::{self, Results},
     },
@@ -51,7 +51,9 @@ impl Arguments {
         let resources = app.block_on(async {
             let mut resources = Vec::new();
             for world in app.worlds(&self.place).await? {
-                let (now, simulated) = (world.clock.now(), world.provider.capabilities().simulated);
+                let simulated = world.provider.capabilities().simulated;
+                // By the clock that says since when they exist.
+                let now = world.provider.now().await.unwrap_or_else(|| world.clock.now());
                 resources.extend(world.provider.list().await?.into_iter().map(|resource| Billed { resource, now, simulated }));
             }
             Ok(resources)
@@ -70,7 +72,9 @@ pub async fn settled(world: &World, record: &Record) -> Result<Settled, Failure>
     if let Some(why) = &results.left_out {
         world.report.warn(why);
     }
-    Ok(Settled { receipt: receipt::receipt(record, world.clock.now()), results })
+    let now = world.clock.now();
+    let record = observe::as_it_stands(world.store.as_ref(), record.clone(), now).await?;
+    Ok(Settled { receipt: receipt::receipt(&record, now), results })
 }
 
 async fn spent(app: &App<'_>, span: Span) -> Result<Spent, Failure> {

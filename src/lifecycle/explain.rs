@@ -39,6 +39,7 @@ pub struct Told {
 
 pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
     let (store, now) = (world.store.as_ref(), world.clock.now());
+    let record = &observe::as_it_stands(store, record.clone(), now).await?;
     let holder = lease::holder(store, &path::supervisor_lease(&record.id)).await?;
     let last = status::heartbeat(store, record, record.attempt).await;
     let sight = Sight {

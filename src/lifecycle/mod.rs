@@ -32,7 +32,7 @@ pub mod hub;
 pub mod lines;
 pub mod logs;
 pub mod notify;
-mod observe;
+pub mod observe;
 pub mod outlook;
 pub mod pace;
 pub mod pay;

@@ -102,10 +102,26 @@ async fn heartbeat(store: &dyn Store, record: &Record) -> Result<Option<Heartbea
 /// When an agent of the attempt began, by what it left in the store: the earliest of that, because a successor may have signed for
 /// one that had no time to. Its machine's clock is another: it is between the attempt's request and now.
 pub(super) async fn first_sign(world: &World, record: &Record) -> Result<Option<Timestamp>> {
-    let (store, now) = (world.store.as_ref(), world.clock.now());
+    sign(world.store.as_ref(), record, world.clock.now()).await
+}
+
+async fn sign(store: &dyn Store, record: &Record, now: Timestamp) -> Result<Option<Timestamp>> {
     let exit = read_exit(store, record).await?.map(|exit| exit.started);
     let beat = heartbeat(store, record).await?.map(|beat| beat.started.unwrap_or(beat.time));
     Ok(exit.into_iter().chain(beat).min().map(|sign| sign.max(earliest(record, now)).min(now)))
+}
+
+/// The record as a user is shown it. A service's queue gives a job its machines while nobody follows it, and then only the signs of
+/// its agent tell.
+pub async fn as_it_stands(store: &dyn Store, mut record: Record, now: Timestamp) -> Result<Record> {
+    let waits = !record.state.is_finished() && record.waiting.is_some();
+    if waits && record.attempts.last().is_some_and(|attempt| attempt.started.is_none()) {
+        let since = sign(store, &record, now).await?;
+        if let (Some(_), Some(attempt)) = (since, record.attempts.last_mut()) {
+            (attempt.started, record.waiting) = (since, None);
+        }
+    }
+    Ok(record)
 }
 
 /// How long it is until the backend ends, by itself, the job's machines and what makes them.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     Result, World, attempt, journal,
-    observe::{latest_attempt, latest_progress, read_exit},
+    observe::{self, latest_attempt, latest_progress, read_exit},
     results,
 };
 use crate::{
@@ -83,7 +83,8 @@ pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Tim
     if record.state.is_finished() && record.measures.is_none() {
         record.measures = Some((&results::of(store, &record).await?).into());
     }
-    describe(store, &record, now(record.plan.backend())).await
+    let now = now(record.plan.backend());
+    Box::pin(describe(store, record, now)).await
 }
 
 /// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read, or
@@ -100,10 +101,11 @@ pub async fn all(
         let now = record.as_ref().map_or(Timestamp::MIN, |record| now(record.plan.backend()));
         match record {
             Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
-                match describe(store, &record, now).await {
+                let id = record.id.clone();
+                match Box::pin(describe(store, record, now)).await {
                     Ok(status) => found.push(status),
                     Err(failure) if matches!(failure.exit, Exit::Integrity | Exit::Denied) => {
-                        unreadable.push(format!("{}: {}", record.id, failure.message));
+                        unreadable.push(format!("{id}: {}", failure.message));
                     }
                     Err(failure) => return Err(failure),
                 }
@@ -124,7 +126,8 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
-async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
+async fn describe(store: &dyn Store, record: Record, now: Timestamp) -> Result<JobStatus> {
+    let record = &observe::as_it_stands(store, record, now).await?;
     let latest = latest_attempt(store, record).await?;
     let heartbeat = heartbeat(store, record, latest).await;
     let (measures, shrunk) = (record.measures.unwrap_or_default(), record.shrunk(latest));
@@ -222,6 +225,28 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
 mod tests {
     use super::*;
     use crate::store::{Condition, memory::MemoryStore};
+
+    /// Nobody followed while a service's queue gave it its machine.
+    #[tokio::test]
+    async fn an_agent_in_the_store_is_no_longer_waited_for() {
+        let store = MemoryStore::new();
+        let id = JobId::parse("quickstart-bcdfgh").expect("an id");
+        let mut record: serde_json::Value = serde_json::from_str(include_str!("fixtures/running.json")).expect("a record");
+        record["waiting"] = serde_json::json!({ "since": "2026-01-01T00:00:00Z", "why": "NotStarted" });
+        record["attempts"][0]["requested"] = "2026-01-01T00:00:00Z".into();
+        record["attempts"][0].as_object_mut().expect("an attempt").remove("started");
+        let put = async |path: &str, text: String| store.put(path, text.into(), Condition::Always).await.expect("written");
+        put(&path::record(&id), record.to_string()).await;
+        let now: Timestamp = "2026-01-01T02:00:00Z".parse().expect("a time");
+        let status = async || one(&store, &id, &mut |_| now).await.expect("a job");
+        let before = status().await;
+        assert_eq!((before.state.as_str(), before.cost), ("waiting", Money::ZERO));
+        let beat = r#"{"schema":"ftctl.heartbeat/1","beat":7,"time":"2026-01-01T01:59:00Z","started":"2026-01-01T01:00:00Z","phase":"training"}"#;
+        put(&path::heartbeat(&id, 1), beat.to_owned()).await;
+        let after = status().await;
+        assert_eq!((after.state.as_str(), after.waiting), ("running", None));
+        assert!(after.cost > Money::ZERO, "{:?}", after.cost);
+    }
 
     #[tokio::test]
     async fn the_pace_of_an_agent_that_is_silent_for_long_is_not_told() {
