@@ -19,7 +19,7 @@ pub fn read(mark: &Mark<'_>, bytes: &[u8]) {
     let (now, price) = (Timestamp::UNIX_EPOCH, Money::from_dollars(22.0));
     for one in each {
         let _ = (job::end(one, &answer, true), job::was_denied(&answer), job::began(one, &answer), job::stage(one).is_ok());
-        let _ = (cluster::idle(one), cluster::allocated(one, &answer, Some(now)), cluster::prepares(one, each, &answer));
+        let _ = (cluster::idle(one), cluster::allocated(one, &answer, Some(now)), cluster::prepared(one, each, &answer));
         let _ = (job::limit(one), job::may_be_too_late(one, now));
         let told = [cluster::resource(one, price, mark), cluster::surplus(one, each, price, now, mark)];
         for resource in told.into_iter().flatten() {

@@ -245,15 +245,16 @@ pub fn is_ours(cluster: &Value) -> bool {
     cluster["tags"][body::OURS] == "1"
 }
 
-/// Whether nodes of a cluster of ours are paid for that this job is about to have: those that no job works on are for the oldest
-/// that waits.
-pub fn prepares(cluster: &Value, jobs: &[Value], waiting: &Value) -> bool {
+/// The nodes of a cluster of ours that are paid for and that this job is about to have: those that no job works on are for the
+/// oldest that waits.
+pub fn prepared(cluster: &Value, jobs: &[Value], waiting: &Value) -> u32 {
     let before = |other: &&Value| {
         let turn = |job: &Value| (job::created(job), job::name(job).map(str::to_owned));
         !job::is_waiting(other) || turn(other) < turn(waiting)
     };
     let taken = on(jobs, cluster["id"].as_str().unwrap_or_default()).filter(before).map(|job| u64::from(job::nodes(job)));
-    is_ours(cluster) && nodes(cluster) > taken.sum::<u64>()
+    let free = if is_ours(cluster) { nodes(cluster).saturating_sub(taken.sum()) } else { 0 };
+    u32::try_from(free).unwrap_or(u32::MAX).min(job::nodes(waiting))
 }
 
 /// Since when a cluster may have had the nodes of a job that began to work then, if it did: by its own word, which is of the last

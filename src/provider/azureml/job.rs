@@ -120,7 +120,7 @@ pub fn status(job: &Value) -> &str {
 pub fn stage(job: &Value) -> Result<Stage, Refusal> {
     Ok(match status(job) {
         "NotStarted" | "Starting" | "Provisioning" | "Preparing" | "Queued" | "Paused" => Stage::Waiting,
-        "NotResponding" => Stage::Doubtful,
+        "NotResponding" | "Unknown" => Stage::Doubtful,
         "CancelRequested" => Stage::Ending,
         "Running" | "Finalizing" => Stage::Running,
         "Completed" | "Failed" | "Canceled" => Stage::Over,
@@ -212,6 +212,7 @@ mod tests {
             ("Queued", Stage::Waiting),
             ("Paused", Stage::Waiting),
             ("NotResponding", Stage::Doubtful),
+            ("Unknown", Stage::Doubtful),
             ("CancelRequested", Stage::Ending),
             ("Running", Stage::Running),
             ("Finalizing", Stage::Running),
@@ -221,7 +222,7 @@ mod tests {
         ] {
             assert_eq!(stage(status).ok(), Some(found), "{status}");
         }
-        for status in ["Unknown", "running", "", "Evicted"] {
+        for status in ["running", "", "Evicted"] {
             assert!(
                 stage(status).is_err_and(|refusal| refusal.message.contains(&format!("`{status}` is not a status"))),
                 "{status}"

@@ -253,7 +253,7 @@ impl Azureml {
         let details = if job::is_waiting(live) { Value::Null } else { self.history(name).await? };
         let begun = job::started(&details);
         let on = clusters.iter().find(|cluster| cluster["id"].as_str().is_some_and(|id| cluster::is_on(live, id)));
-        let is_paid = begun.is_some() || on.is_some_and(|cluster| cluster::prepares(cluster, jobs, live));
+        let paid = if begun.is_some() { job::nodes(live) } else { on.map_or(0, |cluster| cluster::prepared(cluster, jobs, live)) };
         let allocated = on.and_then(|cluster| cluster::allocated(cluster, live, begun));
         let limit = job::limit(live);
         Ok(Some(Resource {
@@ -261,11 +261,7 @@ impl Azureml {
             attempt,
             since: allocated.or(job::began(live, &details)).unwrap_or_else(|| job::created(live)),
             expires: begun.zip(limit).map(|(begun, limit)| after(begun, limit)),
-            price_per_hour: if is_paid {
-                cluster::of_nodes(self.price_of(live, on, region), job::nodes(live))
-            } else {
-                Money::ZERO
-            },
+            price_per_hour: cluster::of_nodes(self.price_of(live, on, region), paid),
             belongs: mark.belongs(job::said(job::tags(live))),
         }))
     }

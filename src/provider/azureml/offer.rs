@@ -113,8 +113,7 @@ pub fn without_roles(plan: &AzuremlPlan) -> Option<Finding> {
 /// For `plan`: a job of several nodes, of which some may be there long before the last.
 pub fn of_nodes(plan: &AzuremlPlan, nodes: u32) -> Option<Finding> {
     (nodes > 1 && plan.compute == Placement::Cluster).then(|| {
-        let message =
-            "those that come first are billed while they wait for the last one: neither the service nor max_cost limits that time";
+        let message = "the first nodes are billed while they wait for the last one, and max_cost does not count that time";
         let fix = "set limits.max_wait, and follow the job with `ftctl logs -f`, which ends the wait then; or retry.shrink = true, \
                    which goes on with fewer";
         Finding::notice("nodes", message, fix)

@@ -766,6 +766,8 @@ async fn a_queue_says_what_it_waits_for() {
     service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
     let listed = service.provider().list().await.expect("listed");
     assert_eq!(listed.iter().map(|resource| resource.price_per_hour.micros).collect::<Vec<_>>(), [4_406_400], "a node does");
+    let of = |nodes: u32| json!({ "name": "w", "properties": { "status": "Queued", "resources": { "instanceCount": nodes } } });
+    assert_eq!([1, 2].map(|nodes| super::cluster::prepared(&cluster, &[], &of(nodes))), [1, 1], "the other one does not exist yet");
     for (started, sighting) in [(Value::Null, false), (json!("2026-11-20T12:30:00Z"), true)] {
         service.shows(&one, "NotResponding", &json!({ "startTimeUtc": started })).await;
         let seen = service.provider().observe(&one).await.expect("seen");
