@@ -59,7 +59,7 @@ pub(super) const KEYS: &[(&[&str], Meaning)] = &[
     (&["compute"], Special(compute)),
     (&["resources.instance_type"], Special(size)),
     (&["resources.instance_count"], Special(nodes)),
-    (&["resources.shm_size"], Nothing("a job has the shared memory that the trainer needs")),
+    (&["resources.shm_size"], Nothing("ftctl gives its containers 8g, which the trainer needs")),
     (&["resources.docker_args", "docker_args"], Nothing("ftctl says how its container is started")),
     (&["resources.locations"], Nothing("a job runs in the region of its workspace")),
     (&["resources.max_instance_count"], Nothing("a job has as many nodes as it begins with")),
