@@ -10,7 +10,7 @@ use clap::Args;
 use ft_trainer::files;
 use serde_json::{Value, json};
 
-use super::{App, completion, intent::Intent, schema};
+use super::{App, completion, intent::Intent, replace::replace, schema};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -23,7 +23,6 @@ use crate::{
     lifecycle::hub,
     output::{Cell, Show, Table},
     provider::registry,
-    settings,
 };
 
 /// Write a commented job file
@@ -253,7 +252,7 @@ fn write(path: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {
         fs::create_dir_all(directory).map_err(cannot)?;
     }
     if overwrite {
-        return settings::replace(path, text.as_bytes()).map_err(cannot);
+        return replace(path, text.as_bytes()).map_err(cannot);
     }
     File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)
 }

@@ -61,6 +61,7 @@ mod prepare;
 mod prices;
 mod prune;
 mod push;
+mod replace;
 mod report;
 mod resume;
 mod rm;

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::{App, completion, intent::Intent};
+use super::{App, completion, intent::Intent, replace::replace};
 use crate::{
     exit::{Exit, Failure},
     job::{record::Record, wording},
@@ -17,7 +17,6 @@ use crate::{
         Show, format,
         page::{Chart, Fact, Series, page},
     },
-    settings,
 };
 
 /// Write the curves of jobs as one HTML page: loss, perplexity, learning rate, gradient norm, throughput, memory
@@ -95,7 +94,7 @@ impl Arguments {
         }
         let target = app.working_directory.join(&out);
         let page = page(&ids, &facts, &charts);
-        let written = if is_named { fs::write(&target, page) } else { settings::replace(&target, page.as_bytes()) };
+        let written = if is_named { fs::write(&target, page) } else { replace(&target, page.as_bytes()) };
         written.map_err(|error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", target.display())))?;
         app.output.show(&Written { out, curves: charts.into_iter().map(|chart| chart.title).collect() })
     }

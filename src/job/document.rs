@@ -82,7 +82,7 @@ impl Document {
 
     /// Lays `key.path=value` over the text. The value is TOML; any other text (`2h`, `my-job`) is taken as a string. Without a
     /// value (`key.path=`) the key is as if it were not there; an empty text is written `key.path=""`.
-    /// Of two keys of which a document has one, the other goes, unless it was set like this, too.
+    /// Setting one of `train.steps` and `train.epochs` removes the other, unless that was set like this, too.
     pub fn set(&mut self, assignment: &str) -> Result<(), DocumentError> {
         let (key, value) = assignment.split_once('=').unwrap_or((assignment, ""));
         let named = |key: &str| EITHER.iter().position(|one| *one == key);

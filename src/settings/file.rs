@@ -1,9 +1,8 @@
 //! Job files and settings files, as they lie on the disk.
 
 use std::{
-    fs::{self, File, Permissions},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::PermissionsExt as _,
+    fs::{self, File},
+    io::{self, Read as _},
     path::{Path, PathBuf},
 };
 
@@ -43,16 +42,6 @@ pub fn meant(path: &Path) -> Option<PathBuf> {
     let near = missing.with_file_name(nearest(missing.file_name()?.to_str()?, &names)?);
     let meant: PathBuf = near.iter().chain(path.strip_prefix(missing).ok()?).collect();
     meant.is_file().then_some(meant)
-}
-
-/// Writes a file under a name that the user did not choose. No link is followed there: git keeps links, so a folder that another
-/// person made may have one to any file of the user's. What lies there is replaced in one step.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    // The usual permissions: the system takes the user's mask away.
-    let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 /// Reads a file of a project, which another person may have made: a pipe there would be waited for.

@@ -27,7 +27,7 @@ mod layers;
 pub mod trust;
 
 pub use directories::{Directories, Surroundings};
-pub use file::{OpenError, meant, open, replace};
+pub use file::{OpenError, meant, open};
 use layers::OfUser;
 pub use layers::{Layer, Notify, Origin};
 use trust::{Claims, Places};

@@ -107,23 +107,22 @@ fn is(config: &Value, pointer: &str, word: &str) -> bool {
 fn agree_on_precision(job: &mut Job, config: &Value) {
     let said = |sections: &[&str]| sections.iter().find_map(|section| config.pointer(&format!("/{section}/enabled"))?.as_bool());
     let (fp16, bf16) = (said(&["fp16"]), said(&["bf16", "bfloat16"]));
-    let of_flags = job.values.get(HALF).and_then(|precision| precision.as_str()).map(str::to_owned);
-    let is_other = match of_flags.as_deref() {
+    let of_flags = job.values.get(HALF).and_then(|precision| precision.as_str());
+    let is_other = match of_flags {
         Some("fp16") => fp16 == Some(false) || bf16 == Some(true),
         Some(_) => bf16 == Some(false) || fp16 == Some(true),
         None => false,
     };
-    if of_flags.is_none() && (fp16, bf16) != (Some(true), Some(true)) {
-        for (flag, _) in [("fp16", fp16), ("bf16", bf16)].iter().filter(|(_, enabled)| *enabled == Some(true)) {
-            let why = format!("no --{flag} stands beside it: it is taken; newer versions of transformers refuse that");
-            job.note(&format!("ds_config {flag}.enabled"), &why);
-        }
-    }
     let problem = if (fp16, bf16) == (Some(true), Some(true)) {
         "DeepSpeed takes one of them; turn the other off".to_owned()
     } else if let Some(precision) = of_flags.filter(|_| is_other) {
         format!("the flags say --{precision}; make both say the same")
     } else {
+        let alone = [("fp16", fp16), ("bf16", bf16)].into_iter().find(|(_, enabled)| *enabled == Some(true));
+        if let Some((flag, _)) = alone.filter(|_| of_flags.is_none()) {
+            let why = format!("no --{flag} stands beside it: it is taken; newer versions of transformers refuse that");
+            job.note(&format!("ds_config {flag}.enabled"), &why);
+        }
         return;
     };
     job.problems.push(format!("ds_config fp16.enabled, bf16.enabled: {problem}"));

@@ -449,7 +449,7 @@ fn block(job: &mut Job) {
         let why = format!("the program takes no block that is longer than the tokenizer's model_max_length of {taken}");
         job.note("--block_size", &why);
     }
-    if asked.unwrap_or(USUAL_BLOCK) < taken || asked.unwrap_or(USUAL_BLOCK) > taken {
+    if asked.unwrap_or(USUAL_BLOCK).to_bits() != taken.to_bits() {
         job.set(BLOCK_SIZE, taken as i64);
     }
     if let (Some(block), Some(context)) = (job.number(BLOCK_SIZE), context)
