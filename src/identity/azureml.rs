@@ -113,7 +113,7 @@ impl Identity {
 }
 
 /// Nothing of the answer is shown: it holds the token.
-fn understood(bytes: &[u8]) -> Result<AccessToken, String> {
+pub fn understood(bytes: &[u8]) -> Result<AccessToken, String> {
     let answer: Answer = serde_json::from_slice(bytes).map_err(|_| "its answer has no token and the end of one".to_owned())?;
     let expires = answer.expires_on.time().ok_or("its answer does not say when the token ends")?;
     if answer.access_token.is_empty() || !answer.access_token.bytes().all(|byte| byte.is_ascii_graphic()) {

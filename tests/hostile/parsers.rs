@@ -1,6 +1,9 @@
 //! The parsers of bytes from outside, each as those that use it call it. `fuzz/` gives them bytes that it makes up, `corpora.rs`
 //! those that were worth keeping. Whatever comes, they answer: there is no panic, no hang, and no memory beyond what the bytes are
 //! worth.
+//!
+//! Not here: answers of which one field is taken out of a JSON value of limited size, as those of most token services are, and the
+//! messages of the user's own Docker Engine.
 
 use std::{
     fs,
@@ -27,7 +30,7 @@ use ft_trainer::{
 use ftctl::{
     agent,
     docker::credentials,
-    hub,
+    hub, identity,
     job::{
         clock::Clock as _,
         digest::Digest,
@@ -76,7 +79,9 @@ pub const PARSERS: &[Parser] = &[
     ("job_file", job_file),
     ("settings", settings),
     ("command", command),
+    ("deepspeed", deepspeed),
     ("azureml_job", azureml_job),
+    ("workspace", workspace),
     ("model", model),
     ("shards", shards),
     ("vocabulary", vocabulary),
@@ -91,6 +96,8 @@ pub const PARSERS: &[Parser] = &[
     ("token_file", token_file),
     ("hub", hub_answer),
     ("listing", listing),
+    ("batch", batch),
+    ("token", token),
     ("compute_engine", compute_engine),
     ("azureml", azureml_answer),
     ("preemptions", preemptions),
@@ -233,6 +240,19 @@ fn command(bytes: &[u8]) {
     }
 }
 
+/// DeepSpeed's own file.
+fn deepspeed(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let command = "deepspeed run_clm.py --model_name_or_path gpt2 --train_file a.txt --output_dir out --deepspeed ds.json";
+        let _ = foreign::translate(command, &|_| Ok(text.to_owned()));
+    }
+}
+
+/// The `config.json` of an Azure ML workspace.
+fn workspace(bytes: &[u8]) {
+    let _ = azureml::places_of(&folder(&[("config.json", bytes)]).path().join("config.json"));
+}
+
 fn azureml_job(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(job) = foreign::azureml::translate(text, "job.yml", Path::new(""), &|_| Err("there is none".to_owned())) {
@@ -323,6 +343,17 @@ fn rows(name: &str, bytes: &[u8]) {
 
 fn listing(bytes: &[u8]) {
     let _ = azure::read_answer(bytes);
+}
+
+/// The `Content-Type` of a reply, and on the next lines the reply to many deletions at once.
+fn batch(bytes: &[u8]) {
+    let (kind, body) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len()));
+    let _ = azure::read_batch(&String::from_utf8_lossy(kind), body);
+}
+
+/// An answer of the token service of an Azure ML job.
+fn token(bytes: &[u8]) {
+    let _ = identity::read_token(bytes);
 }
 
 /// A list of files and the README of a dataset, with a zero byte between them.

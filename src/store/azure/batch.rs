@@ -55,7 +55,7 @@ impl Client {
     async fn delete_batch(&self, names: &[String]) -> Result<()> {
         let container = &self.location.container;
         let batch = self.batch(names).await.map_err(|trouble| self.gave_up("delete", container, trouble, 1))?;
-        let gone = self.own("delete", container, batch).await?.map(|reply| gone(&reply)).unwrap_or_default();
+        let gone = self.own("delete", container, batch).await?.map(|reply| gone_in(&reply)).unwrap_or_default();
         for (_, name) in names.iter().enumerate().filter(|(number, _)| !gone.contains(number)) {
             self.delete(name).await?;
         }
@@ -95,10 +95,13 @@ fn common_folder(paths: &[String]) -> &str {
     first.rmatch_indices('/').map(|(end, _)| &first[..end]).find(holds).unwrap_or_default()
 }
 
-/// The numbers of the requests after which there is no such blob.
-fn gone(reply: &RawResponse) -> HashSet<usize> {
-    let boundary = header(reply.headers(), "content-type").and_then(|kind| kind.split_once("boundary="));
-    match (boundary, std::str::from_utf8(reply.body())) {
+fn gone_in(reply: &RawResponse) -> HashSet<usize> {
+    gone(header(reply.headers(), "content-type").unwrap_or_default(), reply.body())
+}
+
+/// The numbers of the requests after which there is no such blob, in a reply with this `Content-Type`.
+pub fn gone(kind: &str, body: &[u8]) -> HashSet<usize> {
+    match (kind.split_once("boundary="), std::str::from_utf8(body)) {
         (Some((_, boundary)), Ok(text)) => text.split(&format!("--{}", boundary.trim_matches('"'))).filter_map(gone_one).collect(),
         _ => HashSet::new(),
     }

@@ -50,6 +50,8 @@ mod tests;
 mod transport;
 mod wire;
 
+#[doc(hidden)]
+pub use batch::gone as read_batch;
 pub use sign_in::{SAS as SIGNATURE, carried, is_involved, sign_in};
 
 /// The names that a page of a listing has, and what the body of an error says: for those who make such answers up.
