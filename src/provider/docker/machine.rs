@@ -32,7 +32,8 @@ pub const ORDER: &str = "ftctl/order.json";
 pub const ENVIRONMENT: &str = "ftctl/environment.json";
 pub const BEGUN: &str = "ftctl/begun";
 
-/// The owner label of everything that is made here.
+/// The owner label of everything that is made here: the user's name as it is. It tells those who may ask an engine nothing new, for
+/// they have the whole machine.
 pub const OWNER: &str = "ftctl.owner";
 pub const JOB: &str = "ftctl.job";
 const ATTEMPT: &str = "ftctl.attempt";

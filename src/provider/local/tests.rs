@@ -27,6 +27,8 @@ kill $!
 echo "all done"
 "#;
 
+const SECRET: &str = "very-secret";
+
 struct Machines {
     state: tempfile::TempDir,
     party: Party,
@@ -88,8 +90,11 @@ fn party(state: &Path) -> Party {
 }
 
 fn settings(state: &Path, party: Party) -> Settings {
-    let variables: Vec<(OsString, OsString)> =
-        vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
+    let variables: Vec<(OsString, OsString)> = vec![
+        ("PATH".into(), std::env::var_os("PATH").unwrap_or_default()),
+        ("STATE".into(), state.into()),
+        ("KEY".into(), SECRET.into()),
+    ];
     let variables = Arc::new(move |_, until: Timestamp| {
         let variables = [&variables[..], &[("UNTIL".into(), until.to_string().into())]].concat();
         Box::pin(async move { Ok(variables) }) as _
@@ -147,6 +152,19 @@ async fn passes_the_suite_and_leaves_no_file() {
     let machines = Machines::new();
     conformance::machines(&machines).await;
     assert_eq!(machines.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn no_file_of_a_machine_holds_the_environment_of_its_agent() {
+    let machines = Machines::new();
+    let attempt = machines.started("secret").await;
+    let agent = fs::read_to_string(machines.directory(&attempt).join("starts")).expect("the process");
+    let environment = fs::read(format!("/proc/{}/environ", agent.trim())).expect("its environment");
+    assert!(String::from_utf8_lossy(&environment).contains(SECRET), "the agent has it");
+    let found = std::process::Command::new("grep").args(["-rl", "-D", "skip", SECRET]).arg(machines.state.path()).output();
+    let found = found.expect("grep runs");
+    assert_eq!((found.status.code(), String::from_utf8_lossy(&found.stdout).as_ref()), (Some(1), ""), "grep finds nothing");
+    machines.finish(&attempt).await;
 }
 
 #[tokio::test]

@@ -335,9 +335,11 @@ impl Scene {
         Look { outside, store, machines }
     }
 
-    /// Whether verbs may write the path: the store and ftctl's own, and in the working directory the files that they were told to.
+    /// Whether verbs may write the path: the store and ftctl's own, and in the working directory the files that they were told to
+    /// and a job's report.
     fn is_theirs(&self, path: &Path) -> bool {
-        let is_told = || path.file_name().is_some_and(|name| name.to_string_lossy().contains("out"));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let is_told = || name.contains("out") || name.strip_suffix(".html").is_some_and(|job| JobId::parse(job).is_some());
         THEIRS.iter().any(|name| path == self.home().join(name)) || (path.parent() == Some(&self.work()) && is_told())
     }
 

@@ -40,6 +40,7 @@ const READING: &[&str] = &[
     "logs JOB --since 1h",
     "logs JOB --attempt 1",
     "explain JOB",
+    "report JOB",
     "report JOB --out out.html",
     "show JOB",
     "compare JOB JOB",
