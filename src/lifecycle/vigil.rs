@@ -30,7 +30,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// An agent beats every two seconds: one whose heart stood still for so long is worth a question.
 const QUIET: Duration = Duration::from_secs(30);
 /// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
-const WORTH_A_WORD: Duration = Duration::from_secs(45);
+const WORTH_A_WORD: Duration = Duration::from_secs(30);
 
 /// A service may start an attempt again by itself, on another machine. Where it has none for so long, the attempt is over: the next
 /// one's wait has a bound of its own, and costs nothing.

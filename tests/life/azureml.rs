@@ -1,6 +1,12 @@
 //! A job on the simulated Azure ML with its store in blobs: nodes that are processes, the real agent, the real trainer.
 
-use std::{env, fs, path::PathBuf};
+use std::{
+    env, fs,
+    path::PathBuf,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use ftctl::job::{digest::Digest, id::JobId};
 use serde_json::Value;
@@ -177,10 +183,20 @@ fn a_job_whose_cluster_lacks_its_identity_is_told_so_within_a_minute() {
     devcloud.goes_wrong(
         r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "preparation": "1s", "troubles": [{ "job": "-a1", "kind": "no_identity" }] }"#,
     );
-    let output = sandbox.run(&["run", job.to_str().unwrap()]);
+    let running = sandbox.command(&["run", job.to_str().unwrap()]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let running = thread::spawn(|| running.wait_with_output().unwrap());
+    Sandbox::until("the agent", || !sandbox.processes("ftctl agent").is_empty());
+    let begun = Instant::now();
+    let why = "look whether the job's cluster, or its user, has this identity";
+    Sandbox::until("the reason", || sandbox.ok(&["explain", "signed"]).contains(why));
+    let told = begun.elapsed();
+    assert!(told < Duration::from_secs(60), "told after {told:?}");
+    println!("told after {told:?}");
+    sandbox.ok(&["cancel", "signed", "--now"]);
+    let output = running.join().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(20), "{said}");
-    assert!(said.contains("look whether the job's cluster, or its user, has this identity"), "{said}");
+    assert_eq!(output.status.code(), Some(21), "{said}");
+    assert!(said.contains(why), "{said}");
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
 
