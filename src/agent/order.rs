@@ -8,29 +8,31 @@ use tokio::time::{Instant, sleep};
 use super::{BACKOFF, FIRST_CONTACT, is_io};
 use crate::{
     job::{
+        digest::Digest,
         id::{AttemptId, path},
-        order::RunOrder,
+        order::{self, RunOrder},
         report::Report,
     },
     store::{self, Result, Store, StoreError},
 };
 
 /// Reads the order of this attempt from the store at `url`, which the agent then uses. Tries for five minutes: an order is written
-/// when its machine exists, and a job service may be faster with the machine.
+/// when its machine exists, and a job service may be faster with the machine. `asked` is what its submitter asked for, by
+/// [`order::asked`].
 ///
 /// # Errors
-/// [`StoreError::Conflict`] at once when a later attempt has the job, and [`StoreError::Unreadable`] when it is no order;
-/// [`StoreError::NotFound`] when this attempt is not ordered in time.
-pub async fn from_store(url: &str, attempt: &AttemptId, report: &dyn Report) -> Result<RunOrder> {
+/// [`StoreError::Conflict`] at once when a later attempt has the job, and [`StoreError::Unreadable`] when it is no order, or asks
+/// for something else; [`StoreError::NotFound`] when this attempt is not ordered in time.
+pub async fn from_store(url: &str, attempt: &AttemptId, asked: Option<&Digest>, report: &dyn Report) -> Result<RunOrder> {
     let store = store::open(url)?;
-    let order = wait(&*store, attempt, report).await?;
+    let order = wait(&*store, attempt, asked, report).await?;
     Ok(RunOrder { store: url.to_owned(), ..order })
 }
 
-async fn wait(store: &dyn Store, attempt: &AttemptId, report: &dyn Report) -> Result<RunOrder> {
+async fn wait(store: &dyn Store, attempt: &AttemptId, asked: Option<&Digest>, report: &dyn Report) -> Result<RunOrder> {
     let (begun, mut pause) = (Instant::now(), BACKOFF[0]);
     loop {
-        match read(store, attempt).await {
+        match read(store, attempt, asked).await {
             Err(error) if may_come(&error) && begun.elapsed() < FIRST_CONTACT => {
                 if pause == BACKOFF[0] {
                     let minutes = FIRST_CONTACT.as_secs() / 60;
@@ -48,19 +50,26 @@ fn may_come(error: &StoreError) -> bool {
     is_io(error) || matches!(error, StoreError::NotFound { .. })
 }
 
-async fn read(store: &dyn Store, attempt: &AttemptId) -> Result<RunOrder> {
+async fn read(store: &dyn Store, attempt: &AttemptId, asked: Option<&Digest>) -> Result<RunOrder> {
     let path = path::order(&attempt.job);
     let object = store::get_json(store, &path).await?;
     let unreadable = |why: String| StoreError::Unreadable(format!("{path} in the store cannot be read: {why}"));
     let order = RunOrder::decode(&object.bytes).map_err(unreadable)?;
     match order.attempt.cmp(&attempt.attempt) {
         _ if order.job != attempt.job => Err(unreadable(format!("it is that of {}", order.job))),
+        Ordering::Equal if asked.is_some_and(|asked| *asked != asked_in(&object.bytes)) => Err(StoreError::Unreadable(format!(
+            "{path} in the store is not what the job's submitter ordered: somebody has changed it"
+        ))),
         Ordering::Equal => Ok(order),
         Ordering::Greater => Err(StoreError::Conflict { path }),
         Ordering::Less => {
             Err(StoreError::NotFound { store: store.url().to_owned(), path: format!("an order for attempt {}", attempt.attempt) })
         }
     }
+}
+
+fn asked_in(order: &[u8]) -> Digest {
+    order::asked(&serde_json::from_slice(order).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -85,7 +94,7 @@ mod tests {
             std::future::pending::<()>().await;
         };
         let read = tokio::select! {
-            read = wait(&*bench.store, &attempt, &said) => read,
+            read = wait(&*bench.store, &attempt, None, &said) => read,
             () = writes => unreachable!("it has no end"),
         };
         (read.map(|order| order.attempt), begun.elapsed(), said.lines())

@@ -703,7 +703,14 @@ async fn an_order_is_found_in_the_store_by_its_attempt() {
     bench.order.store = "azure://elsewhere/container".to_owned();
     bench.order.attempt = 2;
     write_json(&*bench.store, &path::order(&bench.order.job), &bench.order, Condition::Always).await.unwrap();
-    let read = async |attempt: u32| from_store(&url, &AttemptId::new(&bench.order.job, attempt), &Silent).await;
+    let read_as = async |attempt: u32, asked: Option<&Digest>| {
+        from_store(&url, &AttemptId::new(&bench.order.job, attempt), asked, &Silent).await
+    };
+    let read = async |attempt: u32| read_as(attempt, None).await;
+    let asked = order::asked(&serde_json::to_value(&bench.order).unwrap());
+    assert!(read_as(2, Some(&asked)).await.is_ok());
+    let refused = read_as(2, Some(&Digest::of(b"another's"))).await;
+    assert!(matches!(refused, Err(StoreError::Unreadable(why)) if why.contains("is not what the job's submitter ordered")));
     assert_eq!(read(2).await.unwrap(), RunOrder { store: url.clone(), ..bench.order.clone() });
     assert!(matches!(read(1).await, Err(StoreError::Conflict { .. })));
     let broken = RunOrder { train: TrainSettings { block_size: 0, ..TrainSettings::default() }, ..bench.order.clone() };

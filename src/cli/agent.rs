@@ -17,6 +17,7 @@ use crate::{
     agent,
     exit::{Exit, Failure},
     job::{
+        digest::Digest,
         environment::MARK,
         id::{AttemptId, JobId, MAX_ATTEMPTS},
         order::{ExitReason, RunOrder},
@@ -45,6 +46,9 @@ pub struct Agent {
     /// The store as this machine reaches it
     #[arg(long, value_name = "URL", requires = "job")]
     store: Option<String>,
+    /// SHA-256 of what the submitter asked for: an order in the store that asks for something else is refused
+    #[arg(long, value_name = "SHA256", requires = "job")]
+    asked: Option<String>,
     /// The job's directory on this machine
     #[arg(long, value_name = "DIR", default_value = "ftctl-work")]
     work: PathBuf,
@@ -124,7 +128,7 @@ impl Agent {
         let attempt = self.attempt.map(|attempt| attempt.to_string().into());
         let text = |text: &Option<String>| text.as_ref().map(Into::into);
         let path = |path: &Option<PathBuf>| path.as_ref().map(Into::into);
-        let given: [(&str, Option<OsString>); 8] = [
+        let given: [(&str, Option<OsString>); 9] = [
             ("--node", self.node.map(|node| node.to_string().into())),
             ("--address", self.address.map(|address| address.to_string().into())),
             ("--locks", path(&self.locks)),
@@ -132,6 +136,7 @@ impl Agent {
             ("--job", text(&self.job)),
             ("--attempt", attempt),
             ("--store", text(&self.store)),
+            ("--asked", text(&self.asked)),
             ("--once", path(&self.once)),
         ];
         for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
@@ -161,7 +166,10 @@ impl Agent {
         if !(1..=MAX_ATTEMPTS).contains(&attempt) {
             return Err(usage(format!("a job has attempts 1 to {MAX_ATTEMPTS}, not {attempt}")));
         }
-        Ok(agent::from_store(store.unwrap_or_default(), &AttemptId::new(&job, attempt), report).await?)
+        let asked = self.asked.as_deref();
+        let asked = asked.map(|text| Digest::parse(text).ok_or_else(|| usage(format!("`{text}` is no SHA-256"))));
+        let asked = asked.transpose()?;
+        Ok(agent::from_store(store.unwrap_or_default(), &AttemptId::new(&job, attempt), asked.as_ref(), report).await?)
     }
 }
 

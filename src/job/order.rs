@@ -13,11 +13,13 @@ use ft_trainer::settings::{
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
 
 use super::{
     clock::between,
     digest::Digest,
     id::{JobId, attempt_number},
+    plan::Plan,
     processes,
     tracking::TrackingSpec,
 };
@@ -105,6 +107,17 @@ impl RunOrder {
         order.check().map(|()| order).map_err(|broken| broken.to_string())
     }
 
+    /// The digest of the requests in an order with this plan, which is on as many nodes as the attempt has, and this trainer. See
+    /// [`asked`].
+    pub fn asked_by(plan: &Plan, trainer: &TrainerImage) -> Digest {
+        let order = serde_json::json!({
+            "environment": plan.environment, "model": plan.model, "nodes": plan.nodes, "processes": plan.processes,
+            "sample": plan.sample, "tracking": plan.tracking, "train": plan.train, "trainer": trainer,
+        });
+        // As an agent reads it: a number's digits are parsed once.
+        asked(&serde_json::from_str(&order.to_string()).unwrap_or_default())
+    }
+
     /// Holds an order to the rules of a job file, whatever wrote it.
     pub fn check(&self) -> Result<(), Broken> {
         let model = validate::model(&self.model, self.initial_weights.is_some(), &self.train);
@@ -117,6 +130,18 @@ impl RunOrder {
                 .chain([self.tracking.rule()]),
         )
     }
+}
+
+/// The digest of an order's requests: everything but data, times and the store. An agent that takes its order from a store is told
+/// this digest by the submitter, so that others who write to the store start no program there and give it no environment.
+pub fn asked(order: &Value) -> Digest {
+    let absent = serde_json::json!({
+        "environment": {}, "model": {}, "nodes": 1, "processes": 1, "sample": null, "tracking": {}, "train": {}, "trainer": null,
+    });
+    let keys = absent.as_object().into_iter().flatten();
+    let mut asked: Value = keys.map(|(key, absent)| (key.clone(), order.get(key).unwrap_or(absent).clone())).collect();
+    asked.sort_all_objects();
+    Digest::of(asked.to_string().as_bytes())
 }
 
 /// Longest grace, in seconds: that of the longest time that can be written in a job file.
@@ -247,6 +272,7 @@ pub struct CancelRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::conformance;
 
     #[test]
     fn a_path_to_a_program_is_not_read() {
@@ -259,6 +285,41 @@ mod tests {
         assert_eq!(program(Path::new("/cache"), &digest), Path::new(&place));
         let climbing = serde_json::json!({ "program": { "digest": "../../../../bin/sh" } });
         assert!(serde_json::from_value::<TrainerImage>(climbing).is_err());
+    }
+
+    /// An honest order has the digest that the submitter tells the agent, and no other has it.
+    #[test]
+    fn an_order_asks_for_what_its_plan_does() {
+        let image = TrainerImage::Image { reference: "registry.example/ftctl@sha256:00".to_owned() };
+        let mut plan = conformance::plan();
+        (plan.nodes, plan.processes, plan.train.learning_rate) = (2, 4, 1.0 / 3.0);
+        let bare = RunOrder { trainer: image.clone(), ..serde_json::from_str(include_str!("fixtures/order.json")).unwrap() };
+        for environment in [BTreeMap::new(), [("NCCL_DEBUG".to_owned(), "INFO".to_owned())].into()] {
+            plan.environment = environment;
+            let honest = RunOrder {
+                environment: plan.environment.clone(),
+                model: plan.model.clone(),
+                train: plan.train.clone(),
+                nodes: 2,
+                processes: 4,
+                sample: plan.sample.clone(),
+                tracking: plan.tracking.clone(),
+                ..bare.clone()
+            };
+            let of = |order: &RunOrder| asked(&serde_json::from_slice(&serde_json::to_vec_pretty(order).unwrap()).unwrap());
+            assert_eq!(of(&honest), RunOrder::asked_by(&plan, &image));
+            assert_eq!(of(&RunOrder { attempt: 7, deadline: None, ..honest.clone() }), of(&honest));
+            let variables = [("CUDA_INJECTION64_PATH".to_owned(), "evil.so".to_owned())].into();
+            let evil = TrainerImage::Program { digest: Digest::of(b"evil") };
+            for other in [
+                RunOrder { environment: variables, ..honest.clone() },
+                RunOrder { trainer: evil, ..honest.clone() },
+                RunOrder { nodes: 1, ..honest.clone() },
+                RunOrder { tracking: TrackingSpec { mlflow: Some("https://evil.example".to_owned()) }, ..honest.clone() },
+            ] {
+                assert_ne!(of(&other), of(&honest));
+            }
+        }
     }
 
     #[test]

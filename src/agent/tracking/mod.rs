@@ -185,7 +185,7 @@ impl<'a> Tracker<'a> {
         };
         if timeout(FAREWELL, ended).await.ok().flatten().is_none() {
             let name = &self.name;
-            self.report.warn(&format!("{name} was not told all of the run's numbers, nor its end; they are in the store"));
+            self.report.warn(&format!("{name} did not receive all numbers of the run, or not its end; they are in the store"));
         }
     }
 
@@ -196,9 +196,9 @@ impl<'a> Tracker<'a> {
         match &sent {
             Err(refusal) if !self.failing => {
                 self.report
-                    .warn(&format!("{name} takes no numbers: {}; the training goes on, and they are sent later", refusal.why));
+                    .warn(&format!("{name} does not accept numbers: {}; training continues, and they are sent later", refusal.why));
             }
-            Ok(()) if self.failing => self.report.line(&format!("{name} takes numbers again")),
+            Ok(()) if self.failing => self.report.line(&format!("{name} accepts numbers again")),
             _ => {}
         }
         self.failing = sent.is_err();

@@ -227,7 +227,10 @@ async fn a_server_that_is_away_is_told_of_once_and_gets_everything_later() {
     tracker.catch_up().await.unwrap();
     assert_eq!(server.kept(|kept| kept.steps_of("loss")), [1, 2, 3]);
     let said = said.lines();
-    assert!(said.len() == 2 && said[0].contains("takes no numbers: ") && said[1].ends_with("takes numbers again"), "{said:?}");
+    assert!(
+        said.len() == 2 && said[0].contains("does not accept numbers: ") && said[1].ends_with("accepts numbers again"),
+        "{said:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,7 +240,7 @@ async fn the_end_of_an_attempt_waits_for_no_server() {
     let begun = tokio::time::Instant::now();
     let said = finish(&mut bench, 1, ExitReason::Succeeded).await;
     assert!(begun.elapsed() <= FAREWELL, "{:?}", begun.elapsed());
-    assert!(said.len() == 2 && said[1].contains("was not told all of the run's numbers"), "{said:?}");
+    assert!(said.len() == 2 && said[1].contains("did not receive all numbers of the run"), "{said:?}");
     bench.order.tracking.mlflow = None;
     let said = Said::default();
     assert!(Tracker::of(&bench.agent_with(&said), &|_| None).is_none());

@@ -85,6 +85,8 @@ pub struct Command<'c> {
     pub plan: &'c AzuremlPlan,
     /// The address of the store, as the agent is told it.
     pub store: &'c str,
+    /// The digest of what the order in the store asks for.
+    pub asked: Digest,
     /// Resource ids; a serverless job has no cluster.
     pub environment: String,
     pub cluster: Option<String>,
@@ -101,8 +103,9 @@ impl Command<'_> {
     /// The command job: an agent on each of its nodes, which starts the node's own processes.
     pub fn body(&self, mark: &Mark<'_>) -> Value {
         let Self { attempt, plan, .. } = self;
-        let words =
-            ["ftctl", "agent", "--job", attempt.job.as_str(), "--attempt", &attempt.attempt.to_string(), "--store", self.store];
+        let number = attempt.attempt.to_string();
+        let of_job = ["--job", attempt.job.as_str(), "--attempt", &number, "--asked", self.asked.as_str()];
+        let words = [&["ftctl", "agent"], &of_job[..], &["--store", self.store]].concat();
         let command: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
         let mut tags = tags(attempt, mark);
         tags[EXPIRES] = json!(self.expires.as_second().to_string());

@@ -418,5 +418,8 @@ fn at<'s>(base: &Url, segments: impl IntoIterator<Item = &'s str>, version: &str
 fn foreign(what: &str, address: &Value) -> ProviderError {
     let host = address.as_str().and_then(|text| Some(Url::parse(text).ok()?.host_str()?.to_owned()));
     let host = host.map(|host| format!(" ({host})")).unwrap_or_default();
-    ProviderError::new(Class::Internal, format!("Azure ML names an address as that of {what} which is none{host}: it is not asked"))
+    ProviderError::new(
+        Class::Internal,
+        format!("Azure ML gave an unexpected address for {what}{host}; ftctl sends no request there"),
+    )
 }

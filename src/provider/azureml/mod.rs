@@ -158,9 +158,12 @@ impl Azureml {
         attempt: &AttemptId,
         plan: &Plan,
         wanted: &AzuremlPlan,
-        image: &str,
+        image: &TrainerImage,
         mark: &Mark<'_>,
     ) -> Result<(), Refusal> {
+        let TrainerImage::Image { reference } = image else {
+            return Err(ProviderError::new(Class::Invalid, "a job of Azure ML runs a container image").into());
+        };
         let time = time_to_work(plan)?;
         let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.patience()));
         // Before a cluster, whose nodes cost money: a sign-in may not be able to give any.
@@ -173,7 +176,8 @@ impl Azureml {
             attempt,
             plan: wanted,
             store: self.party.store.url(),
-            environment: self.environment(image).await?,
+            asked: RunOrder::asked_by(plan, image),
+            environment: self.environment(reference).await?,
             cluster,
             variables,
             time,
@@ -405,14 +409,11 @@ impl Provider for Azureml {
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
         let (wanted, mark) = (self.wanted(plan)?, self.mark().await?);
-        let TrainerImage::Image { reference } = image else {
-            return Err(ProviderError::new(Class::Invalid, "a job of Azure ML runs a container image"));
-        };
         for tried in 1.. {
             if self.is_there(attempt, &mark).await? {
                 break;
             }
-            let Err(refusal) = self.make(attempt, plan, wanted, reference, &mark).await else { break };
+            let Err(refusal) = self.make(attempt, plan, wanted, image, &mark).await else { break };
             // Its cluster was removed meanwhile, since no job needed it; or another client was faster.
             let may_help = refusal.is_absent() || matches!(refusal.status, Some(400 | 409));
             if !may_help || tried >= TRIES {

@@ -347,7 +347,10 @@ async fn a_job_is_asked_for_as_the_sdk_does() {
 
     let ours = service.only("PUT", &format!("/jobs/{}", one.machine_name())).body;
     differs_as_listed(&ours, "job-create-command-pytorch-2x8");
-    let command = format!("'ftctl' 'agent' '--job' '{}' '--attempt' '1' '--store' 'memory:'", one.job);
+    let spec = AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() };
+    let asked = RunOrder::asked_by(&plan_of(spec), &image());
+    let command =
+        format!("'ftctl' 'agent' '--job' '{}' '--attempt' '1' '--asked' '{}' '--store' 'memory:'", one.job, asked.as_str());
     assert_eq!(ours["properties"]["command"], command);
     // A day, less what a node costs around its job.
     assert_eq!(ours["properties"]["limits"]["timeout"], format!("PT{}S", 24 * 3_600 - 780));
@@ -525,10 +528,10 @@ async fn an_address_that_is_not_the_services_is_never_asked() {
     service.operation("DELETE", "/computes/gpu", &elsewhere, &json!({ "status": "Succeeded" }));
     let remove = async || provider.remove(&"gpu".parse().expect("a name")).await.expect_err("it is another's").message;
     let refused = remove().await;
-    assert!(refused.contains("is not asked"), "{refused}");
+    assert!(refused.contains("sends no request there"), "{refused}");
     service.accepted("DELETE", "/computes/gpu", &elsewhere, (204, Value::Null));
     let refused = remove().await;
-    assert!(refused.contains("is not asked"), "{refused}");
+    assert!(refused.contains("sends no request there"), "{refused}");
     service.on("GET", "/computes", [(200, json!({ "value": [], "nextLink": elsewhere }))]);
     provider.clusters().await.expect_err("it is another's");
     // Run history may be elsewhere, but not anywhere.
@@ -543,7 +546,7 @@ async fn an_address_that_is_not_the_services_is_never_asked() {
     ] {
         service.on("GET", "", [(200, json!({ "location": "eastus", "properties": { "discoveryUrl": discovery } }))]);
         let error = service.provider().observe(&one).await.expect_err(discovery);
-        assert!(error.message.contains("is not asked"), "{error}");
+        assert!(error.message.contains("sends no request there"), "{error}");
     }
     assert_eq!(stranger.asked().len(), 0);
     let blob = "https://account.blob.core.windows.net.example.org/log?sig=secret";
@@ -554,7 +557,7 @@ async fn an_address_that_is_not_the_services_is_never_asked() {
     );
     service.shows(&one, "Failed", &json!({ "logFiles": { "user_logs/std_log.txt": blob } })).await;
     let error = service.provider().console(&one, 0).await.expect_err("no blob");
-    assert!(error.message.contains("is not asked") && !error.message.contains("secret"), "{error}");
+    assert!(error.message.contains("sends no request there") && !error.message.contains("secret"), "{error}");
 }
 
 #[tokio::test]
