@@ -1,6 +1,6 @@
 //! The permission to drive a job. Anybody who may write to the store can write a record there. So the acts that a record asks of
 //! this machine (a program or a container to start, mounts, files to send) are done only for a job that was submitted here, or that
-//! its user has adopted.
+//! its user has adopted. A record that has come less far than it had is another user's, too: it would spend again what is spent.
 
 use std::{
     fs::{self, DirBuilder},
@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Result;
@@ -27,6 +28,33 @@ struct Proof {
     /// The image that this machine made to run it, where that takes an engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trainer: Option<TrainerImage>,
+    /// Absent in proofs of before.
+    #[serde(default)]
+    reached: Reached,
+}
+
+/// How far the job had come when this machine last wrote its record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Reached {
+    attempt: u32,
+    /// Seconds of the machines that are gone, each counted by itself.
+    seconds: u64,
+    /// Its end was decided.
+    is_over: bool,
+}
+
+impl Reached {
+    fn of(record: &Record) -> Self {
+        let gone = record.lives(Timestamp::UNIX_EPOCH, |attempt| attempt.ended.is_some());
+        let seconds = gone.iter().map(|life| life.time.as_secs().saturating_mul(life.nodes as u64)).fold(0, u64::saturating_add);
+        Self { attempt: record.attempt, seconds, is_over: record.outcome.is_some() }
+    }
+
+    /// A tear-down that fails takes the end of an attempt back, so of a job that is over nothing is asked.
+    fn is_kept_by(&self, record: &Record) -> bool {
+        let now = Self::of(record);
+        now.is_over || (!self.is_over && now.attempt >= self.attempt && now.seconds >= self.seconds)
+    }
 }
 
 /// Tells the jobs that this invocation may drive from others.
@@ -47,9 +75,31 @@ impl Adoption {
 
     /// Writes down that the job is submitted here. Before its record is written: a crash in between leaves a proof of nothing.
     pub fn prove(&self, id: &JobId, plan: &Plan, trainer: Option<&TrainerImage>) -> Result<()> {
-        let proof = Proof { schema: PROOF_SCHEMA.to_owned(), plan: plan.digest(), trainer: trainer.cloned() };
+        let plan = plan.digest();
+        let reached = self.kept(id).filter(|proof| proof.plan == plan).map(|proof| proof.reached).unwrap_or_default();
+        self.write(id, &Proof { schema: PROOF_SCHEMA.to_owned(), plan, trainer: trainer.cloned(), reached })
+    }
+
+    /// Writes down that its user lets a job that is over go on, with this plan.
+    pub fn go_on(&self, before: &Record, plan: &Plan) -> Result<()> {
+        let reached = Reached { is_over: false, ..Reached::of(before) };
+        let proof = Proof { schema: PROOF_SCHEMA.to_owned(), plan: plan.digest(), trainer: self.made(before), reached };
+        self.write(&before.id, &proof)
+    }
+
+    /// Takes down how far the job has come, where it was submitted here: `is_new` of one whose first record was just written,
+    /// whatever another job of that id had come to. An older proof holds as well, so a disk that is full stops nothing.
+    pub fn note(&self, record: &Record, is_new: bool) {
+        let Some(proof) = self.kept(&record.id).filter(|proof| proof.plan == record.plan.digest()) else { return };
+        let reached = Reached::of(record);
+        if proof.reached != reached && (is_new || proof.reached.is_kept_by(record)) {
+            let _ = self.write(&record.id, &Proof { reached, ..proof });
+        }
+    }
+
+    fn write(&self, id: &JobId, proof: &Proof) -> Result<()> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.proofs);
-        made.and_then(|()| write_json(&self.proofs.join(id.as_str()), &proof)).map_err(|error| {
+        made.and_then(|()| write_json(&self.proofs.join(id.as_str()), proof)).map_err(|error| {
             let message = format!("cannot write down in {} that the job is submitted here: {error}", self.proofs.display());
             Failure::new(Exit::Failure, message).fix("make the state directory writable, or name another one in XDG_STATE_HOME")
         })
@@ -66,9 +116,18 @@ impl Adoption {
         }
     }
 
-    /// Whether the job was submitted here, and with the plan that its record has now.
+    /// Whether the job was submitted here, with the plan that its record has now, and has come as far as it had.
     pub fn is_own(&self, record: &Record) -> bool {
         self.proof(record).is_some()
+    }
+
+    /// The change that somebody has made to a job that was submitted here.
+    pub fn changed(&self, record: &Record) -> Option<&'static str> {
+        let proof = self.kept(&record.id)?;
+        if proof.plan != record.plan.digest() {
+            return Some("its plan is not the one that was submitted here");
+        }
+        (!proof.reached.is_kept_by(record)).then_some("its record says less was done than this machine saw")
     }
 
     /// The image that this machine made before to run the job: anybody could have written the one in the record.
@@ -77,9 +136,12 @@ impl Adoption {
     }
 
     fn proof(&self, record: &Record) -> Option<Proof> {
-        let bytes = fs::read(self.proofs.join(record.id.as_str())).ok()?;
-        let proof: Proof = serde_json::from_slice(&bytes).ok()?;
-        (proof.schema == PROOF_SCHEMA && proof.plan == record.plan.digest()).then_some(proof)
+        self.kept(&record.id).filter(|proof| proof.plan == record.plan.digest() && proof.reached.is_kept_by(record))
+    }
+
+    fn kept(&self, id: &JobId) -> Option<Proof> {
+        let bytes = fs::read(self.proofs.join(id.as_str())).ok()?;
+        serde_json::from_slice(&bytes).ok().filter(|proof: &Proof| proof.schema == PROOF_SCHEMA)
     }
 
     /// Whether this invocation may carry the job on.
@@ -113,7 +175,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        job::{compute::Compute, docker::DockerPlan},
+        job::{compute::Compute, docker::DockerPlan, record::Attempt, state::Outcome, units::Money},
         provider::conformance,
     };
 
@@ -139,6 +201,40 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let proofs = state.path().join("submitted");
         assert_eq!((mode(&proofs), mode(&proofs.join(record.id.as_str()))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn a_record_that_has_come_less_far_than_it_had_is_somebody_elses() {
+        let state = tempfile::tempdir().unwrap();
+        let adoption = Adoption::new(state.path(), false);
+        let fresh = record("1");
+        adoption.prove(&fresh.id, &fresh.plan, None).unwrap();
+        adoption.note(&fresh, true);
+        let at = |second| Some(Timestamp::from_second(second).unwrap());
+        let mut spent = Record { attempt: 2, ..fresh.clone() };
+        spent.attempts = (1..=2).map(|number| Attempt { started: at(100), ..Attempt::new(number, 0, Money::ZERO) }).collect();
+        spent.attempts[0].ended = at(400);
+        adoption.note(&spent, false);
+        assert!(adoption.may_drive(&spent));
+        assert!(!adoption.may_drive(&fresh), "its first attempt is over");
+        let mut less = spent.clone();
+        less.attempts[0].ended = at(399);
+        assert!(!adoption.may_drive(&less));
+        adoption.note(&less, false);
+        assert!(!adoption.may_drive(&less), "what it says is not believed");
+        // A second submission with the same key changes nothing.
+        adoption.prove(&fresh.id, &fresh.plan, None).unwrap();
+        assert!(adoption.may_drive(&spent) && !adoption.may_drive(&fresh));
+
+        let over = Record { outcome: Some(Outcome::Failed), ..spent.clone() };
+        adoption.note(&over, false);
+        assert!(adoption.is_own(&over) && !adoption.is_own(&spent), "it does not go on by itself");
+        let undone = Record { attempts: fresh.attempts.clone(), ..over.clone() };
+        assert!(adoption.is_own(&undone), "a tear-down that failed");
+        adoption.go_on(&over, &over.plan).unwrap();
+        assert!(adoption.may_drive(&spent) && !adoption.may_drive(&fresh));
+        adoption.note(&fresh, true);
+        assert!(adoption.may_drive(&fresh), "another job of this id");
     }
 
     #[test]

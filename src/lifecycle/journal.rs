@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Result, World};
+use super::{Result, World, adoption::Adoption};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -26,6 +26,7 @@ pub struct Journal {
     etag: ETag,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
+    adoption: Adoption,
 }
 
 impl Journal {
@@ -33,7 +34,10 @@ impl Journal {
     /// submission with the same idempotency key one job.
     pub async fn create(world: &World, record: Record) -> Result<Self> {
         match world.store.put(&path::record(&record.id), encode(&record), Condition::IfAbsent).await {
-            Ok(etag) => Ok(Self::of(world, record, etag)),
+            Ok(etag) => {
+                world.adoption.note(&record, true);
+                Ok(Self::of(world, record, etag))
+            }
             Err(StoreError::Conflict { .. }) => Self::load(world, &record.id).await,
             Err(error) => Err(error.into()),
         }
@@ -45,8 +49,8 @@ impl Journal {
     }
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
-        let (kept, store, clock) = (record.state, world.store.clone(), world.clock.clone());
-        Self { record, only_ends: false, kept, etag, store, clock }
+        let (store, clock, adoption) = (world.store.clone(), world.clock.clone(), world.adoption.clone());
+        Self { kept: record.state, record, only_ends: false, etag, store, clock, adoption }
     }
 
     /// Reads the record again, whatever this invocation thought. Its plan never changes: a record with another plan is not this
@@ -55,6 +59,9 @@ impl Journal {
         let (record, etag) = read(self.store.as_ref(), &self.record.id).await?;
         if record.plan != self.record.plan {
             return Err(damaged(&record.id, "its plan was changed meanwhile, which no ftctl does"));
+        }
+        if self.adoption.is_own(&self.record) && !self.adoption.is_own(&record) {
+            return Err(damaged(&record.id, "it has come less far than it had, which no ftctl writes"));
         }
         (self.kept, self.record, self.etag) = (record.state, record, etag);
         Ok(())
@@ -65,6 +72,7 @@ impl Journal {
         let condition = Condition::IfMatch(self.etag.clone());
         self.etag = self.store.put(&path::record(&self.record.id), encode(&self.record), condition).await?;
         self.kept = self.record.state;
+        self.adoption.note(&self.record, false);
         Ok(())
     }
 

@@ -33,7 +33,7 @@ pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record
             .fix(format!("`ftctl status {id}` shows what it does")));
     }
     if world.adoption.is_own(before) {
-        world.adoption.prove(id, &plan, world.adoption.made(before).as_ref())?;
+        world.adoption.go_on(before, &plan)?;
     }
     store.delete(&path::cancel(id)).await?;
     let state = if has_material(world, before, &plan).await? { State::Imaging } else { State::Planned };
@@ -126,6 +126,10 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
     let identity = |plan: &Plan| Identity::new(String::new(), None, Value::Null, &plan.train);
     let is_longer = changes_length(&before.plan.train, &plan.train);
     wrong.extend(identity(plan)?.differences(&identity(&before.plan)?, is_longer));
+    let [was, now] = [&before.plan.train, &plan.train].map(TrainSettings::leaves);
+    if was != now {
+        wrong.push(format!("train.leaves: {was} in the checkpoint, {now} now"));
+    }
     let wrong: Vec<String> = wrong.iter().map(|line| parenthesized(line)).collect();
     if wrong.is_empty() {
         return Ok(());
@@ -153,10 +157,8 @@ fn check_time(world: &World, before: &Record, plan: &Plan) -> Result<()> {
     }
     let used = Span(lives.iter().map(|life| life.time).sum());
     let ceiling = plan.max_cost.map(|money| format!(" and a ceiling of {money}")).unwrap_or_default();
-    let message = format!(
-        "the machines of {} have lived {used}: a time to live of {}{ceiling} leaves nothing to go on with",
-        before.id, plan.ttl
-    );
+    let message =
+        format!("the machines of {} have run for {used}: with a time to live of {}{ceiling} no time is left", before.id, plan.ttl);
     Err(Failure::new(Exit::Refused, message).fix("raise --ttl or --max-cost: both count all attempts together"))
 }
 

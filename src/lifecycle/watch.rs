@@ -43,7 +43,7 @@ impl Watch {
                 let is_held = matches!(lease::holder(store, &held).await, Ok(Some(_)));
                 if since(*then) >= if is_held { STILL } else { ALONE } {
                     self.told = true;
-                    world.report.warn(&neglected(record));
+                    world.report.warn(&neglected(record, world.adoption.changed(record)));
                 }
             }
             _ => self.signs = Some((signs, now)),
@@ -67,8 +67,15 @@ async fn sign(store: &dyn Store, path: &str) -> Sign {
     }
 }
 
-fn neglected(record: &Record) -> String {
+fn neglected(record: &Record, changed: Option<&str>) -> String {
     let id = &record.id;
+    if let Some(changed) = changed {
+        return format!(
+            "the job {id} is {}, and no ftctl drives it, because somebody has changed it: {changed}; `ftctl down {id}` ends it, and `ftctl logs -f \
+             {id} --adopt` shows what would be started",
+            record.state.label(record.outcome)
+        );
+    }
     format!(
         "the job {id} is {}, and no ftctl drives it: run `ftctl logs -f {id}` on the machine where it was submitted, or `ftctl logs -f {id} --adopt` \
          here, which first shows what would be started",

@@ -530,6 +530,33 @@ fn a_plan_that_was_changed_is_somebody_elses() {
     assert_eq!(two.read(&id)["state"], json!("submitting"));
 }
 
+/// Who writes to the store would otherwise make a job spend again and again what it may spend once.
+#[test]
+fn a_job_that_is_over_spends_nothing_again() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("spent");
+    let id = sandbox.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
+    let provisions = || {
+        let calls = fs::read_to_string(sandbox.state().join("fake/calls.jsonl")).unwrap();
+        calls.lines().filter(|call| call.contains("provision")).count()
+    };
+    assert_eq!(provisions(), 1);
+    let file = sandbox.state().join("store").join(path::record(&JobId::parse(&id).unwrap()));
+    let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    (record["state"], record["attempt"], record["attempts"]) = (json!("imaging"), json!(0), json!([]));
+    for key in ["outcome", "reason", "exit"] {
+        record.as_object_mut().unwrap().remove(key);
+    }
+    fs::write(&file, record.to_string()).unwrap();
+    let mut follow = sandbox.command(&["logs", "-f", "spent"]);
+    Following::start(&mut follow, sandbox.path("stderr")).says("its record says less was done than this machine saw");
+    for verb in [&["wait", "spent", "--timeout", "1s"][..], &["status", "spent"], &["explain", "spent"]] {
+        sandbox.run(verb);
+    }
+    assert_eq!(provisions(), 1);
+    assert_eq!(sandbox.run(&["down", "spent", "-y"]).code, Some(0));
+}
+
 #[test]
 fn who_writes_to_a_store_reads_all_of_it_and_changes_the_results_of_its_jobs() {
     let two = Two::new();

@@ -77,6 +77,8 @@ fn settings_that_the_checkpoint_does_not_fit_are_refused_here() {
     refused(&set("train.seed=7"), 2, "train.seed (42 in the checkpoint, 7 now) cannot change in a resumed job");
     refused(&set("model.layers=3"), 2, "model.layers (was ");
     refused(&set("train.steps=3"), 2, "is at step 5: it cannot end at step 3");
+    let two = ["--set", "compute.processes_per_node=2"];
+    refused(&resume(&sandbox, &id, &two), 2, "train.leaves (1 in the checkpoint, 2 now) cannot change in a resumed job");
     refused(&set("train.step=3"), 2, "did you mean `steps`?");
     refused(&set("store=elsewhere"), 2, "keeps its name, its backend and its store");
     refused(&set("compute.backend=local"), 2, "keeps its name, its backend and its store");
@@ -89,7 +91,7 @@ fn settings_that_the_checkpoint_does_not_fit_are_refused_here() {
 fn time_and_money_are_those_of_all_attempts() {
     let sandbox = sandbox("ceilings");
     let id = preempted(&sandbox, &["--ttl", "8m"]);
-    refused(&resume(&sandbox, &id, &[]), 11, "leaves nothing to go on with");
+    refused(&resume(&sandbox, &id, &[]), 11, "no time is left");
     refused(&resume(&sandbox, &id, &["--ttl", "1h", "--max-cost", "0.01USD"]), 11, "ceiling");
     let said = resume(&sandbox, &id, &["--ttl", "1h", "--max-cost", "0.5USD"]);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
