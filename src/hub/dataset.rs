@@ -1,9 +1,9 @@
 //! Which files are a split of a dataset: what its README says (`configs:`), or else the folders and names of its files, by the
 //! rules of Hugging Face's `datasets`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use glob::{MatchOptions, Pattern};
+use glob::Pattern;
 
 use super::{
     Class, HubError, Result,
@@ -29,9 +29,9 @@ const WORDS: [(&str, &[&str]); 3] = [
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
-/// A pattern with more is slow to match.
-const MOST_STARS: usize = 8;
 const LONGEST_PATTERN: usize = 256;
+/// Patterns of a split, of which each is held against every file.
+const MOST_PATTERNS: usize = 32;
 
 /// A configuration's splits and the patterns of their files.
 type Splits = Vec<(String, Vec<String>)>;
@@ -43,20 +43,12 @@ pub(super) fn split(name: &HubName, listing: &Listing, readme: &str) -> Result<V
     let part = name.part.as_ref().ok_or_else(|| HubError::new(Class::Invalid, format!("{name} names no split of a dataset")))?;
     let configs = told(readme)
         .map_err(|why| HubError::new(Class::Invalid, format!("the README of {} cannot be read: {why}", name.repository)))?;
-    let splits: Found<'_> = match configs {
-        Some(configs) => {
-            let found = |(split, patterns): (String, Vec<String>)| Ok((split, matching(listing, &patterns)?));
-            config(name, part, configs)?.into_iter().map(found).collect::<Result<_>>()?
+    let files = match configs {
+        Some(configs) => matching(listing, &wanted(name, part, config(name, part, configs)?)?)?,
+        None => {
+            let configs = converted(listing).unwrap_or_else(|| vec![(DEFAULT.to_owned(), by_name(listing))]);
+            wanted(name, part, config(name, part, configs)?)?
         }
-        None => match converted(listing) {
-            Some(configs) => config(name, part, configs)?,
-            None => config(name, part, vec![(DEFAULT.to_owned(), by_name(listing))])?,
-        },
-    };
-    let names: Vec<&str> = splits.iter().map(|(split, _)| split.as_str()).collect();
-    let Some((_, files)) = splits.iter().find(|(split, _)| *split == part.split) else {
-        let message = format!("{} has no split `{}`", of(name, part), part.split);
-        return Err(HubError::new(Class::NotFound, message).fix(offer(&part.split, &names, "splits")));
     };
     if let Some(other) = files.iter().find(|file| data_extension(&file.path).is_none()) {
         let message = format!("{name} is in {}, which is not read here", other.path);
@@ -66,7 +58,17 @@ pub(super) fn split(name: &HubName, listing: &Listing, readme: &str) -> Result<V
     if files.is_empty() {
         return Err(HubError::new(Class::NotFound, format!("{name} has no files in the repository")));
     }
-    Ok(files.iter().map(|file| (*file).clone()).collect())
+    Ok(files.into_iter().cloned().collect())
+}
+
+/// The files, or their patterns, of the split that is meant.
+fn wanted<T>(name: &HubName, part: &Part, mut splits: Vec<(String, T)>) -> Result<T> {
+    if let Some(found) = splits.iter().position(|(split, _)| *split == part.split) {
+        return Ok(splits.swap_remove(found).1);
+    }
+    let names: Vec<&str> = splits.iter().map(|(split, _)| split.as_str()).collect();
+    let message = format!("{} has no split `{}`", of(name, part), part.split);
+    Err(HubError::new(Class::NotFound, message).fix(offer(&part.split, &names, "splits")))
 }
 
 fn of(name: &HubName, part: &Part) -> String {
@@ -187,21 +189,58 @@ fn text<'n>(node: &'n Node, key: &str) -> Option<&'n str> {
 
 /// The files of patterns, in the order of both, each once.
 fn matching<'l>(listing: &'l Listing, patterns: &[String]) -> Result<Vec<&'l Listed>> {
-    let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
-    let mut found: Vec<&Listed> = Vec::new();
+    let is_pattern = |text: &&String| text.contains(['*', '?', '[']);
+    if patterns.iter().filter(is_pattern).count() > MOST_PATTERNS {
+        return Err(HubError::new(
+            Class::Invalid,
+            format!("the README names the files of a split by more than {MOST_PATTERNS} patterns"),
+        ));
+    }
+    let (mut found, mut known): (Vec<&Listed>, HashSet<&str>) = (Vec::new(), HashSet::new());
+    let by_path: HashMap<&str, &Listed> = listing.iter().map(|file| (file.path.as_str(), file)).collect();
     for pattern in patterns {
-        let wrong =
-            |why: &str| HubError::new(Class::Invalid, format!("the README names files by `{}`: {why}", pattern.escape_debug()));
-        if pattern.len() > LONGEST_PATTERN || pattern.matches('*').count() > MOST_STARS {
-            return Err(wrong("the pattern is too long"));
-        }
-        let parsed = Pattern::new(pattern.trim_start_matches("./")).map_err(|error| wrong(&error.to_string()))?;
-        let mut files: Vec<&Listed> =
-            listing.iter().filter(|file| parsed.matches_with(&file.path, options) && !found.contains(file)).collect();
+        let path = pattern.trim_start_matches("./");
+        let mut files: Vec<&Listed> = if is_pattern(&pattern) {
+            let folders = folders(path).map_err(|why| {
+                HubError::new(Class::Invalid, format!("the README names files by `{}`: {why}", pattern.escape_debug()))
+            })?;
+            listing.iter().filter(|file| fits(&folders, &file.path)).collect()
+        } else {
+            by_path.get(path).copied().into_iter().collect()
+        };
+        files.retain(|file| known.insert(&file.path));
         files.sort_by(|left, right| left.path.cmp(&right.path));
         found.extend(files);
     }
     Ok(found)
+}
+
+/// A pattern, folder by folder; `None` stands for any number of folders. For a whole path `glob` would try every way to divide each
+/// folder's name among its stars.
+fn folders(pattern: &str) -> std::result::Result<Vec<Option<Pattern>>, String> {
+    if pattern.len() > LONGEST_PATTERN {
+        return Err("the pattern is too long".to_owned());
+    }
+    let folder = |part: &str| if part == "**" { Ok(None) } else { Pattern::new(part).map(Some).map_err(|error| error.to_string()) };
+    pattern.split('/').map(folder).collect()
+}
+
+fn fits(pattern: &[Option<Pattern>], path: &str) -> bool {
+    let path: Vec<&str> = path.split('/').collect();
+    // Whether the parts of the pattern so far fit so many folders.
+    let mut fitting = vec![false; path.len() + 1];
+    fitting[0] = true;
+    for (number, part) in pattern.iter().enumerate() {
+        let first = fitting.iter().position(|fits| *fits).unwrap_or(path.len() + 1);
+        let mut next = vec![false; path.len() + 1];
+        match part {
+            Some(part) => (first..path.len()).for_each(|at| next[at + 1] = fitting[at] && part.matches(path[at])),
+            // At the end it stands for a file at least.
+            None => next.iter_mut().skip(first + usize::from(number + 1 == pattern.len())).for_each(|fits| *fits = true),
+        }
+        fitting = next;
+    }
+    fitting[path.len()]
 }
 
 /// The hub's own copy as parquet files: `CONFIGURATION/SPLIT/0000.parquet`. Of a dataset that is too large it has the beginning
@@ -328,7 +367,11 @@ mod tests {
             ("  default: true\n  data_files: [de/a.txt]\n- config_name: y\n  data_files: en/a.txt", Ok(vec!["de/a.txt"])),
             ("  data_files: x.tar", Err("hf:a/b/train is in x.tar, which is not read here; read are parquet, jsonl")),
             ("  data_files: \"none*\"", Err("hf:a/b/train has no files in the repository")),
-            ("  data_files: \"*a*a*a*a*a*a*a*a*b\"", Err("the README names files by")),
+            ("  data_files: \"en/**\"", Ok(vec!["en/a.txt"])),
+            ("  data_files: \"**\"", Err("is in x.tar, which is not read here")),
+            ("  data_files: \"./**/e?/[a-b].txt\"", Ok(vec!["en/a.txt"])),
+            ("  data_files: \"en/a.txt/**\"", Err("hf:a/b/train has no files in the repository")),
+            ("  data_files: \"a**\"", Err("the README names files by `a**`: ")),
             ("  data_files: &a [x]", Err("hf:a/b/train has no files in the repository")),
             ("  data_files: *a", Err("the README of a/b cannot be read: line 4: this is not YAML")),
         ] {
@@ -338,6 +381,21 @@ mod tests {
                 (found, _) => panic!("{config} gave {found:?}"),
             }
         }
+    }
+
+    /// A README is a stranger's. Matched as a whole, the first of these patterns would take hours.
+    #[test]
+    fn no_pattern_holds_anybody_up() {
+        let path = format!("{}/{}.txt", "a".repeat(200), "a".repeat(200));
+        let paths: Vec<String> = (0..2_000).map(|number| path.replace(".txt", &format!("{number}.txt"))).collect();
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        for pattern in ["*a*a*a*a*a*a*a*a*b", "**/*a*a*a*a*a*a*/**/*a*a*a*a*a*b"] {
+            let why = files("train", &paths, &format!("---\nconfigs:\n- data_files: \"{pattern}\"\n---\n")).unwrap_err();
+            assert!(why.contains("has no files"), "{why}");
+        }
+        let many = format!("---\nconfigs:\n- data_files: [{}]\n---\n", "\"*\", ".repeat(MOST_PATTERNS + 1));
+        let why = files("train", &paths, &many).unwrap_err();
+        assert!(why.contains("more than 32 patterns"), "{why}");
     }
 
     #[test]

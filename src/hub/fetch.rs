@@ -72,7 +72,7 @@ pub(super) async fn beginning(line: &Line, repository: &Repository, commit: &Com
 
 fn cut(repository: &Repository, file: &Listed, error: &reqwest::Error) -> HubError {
     HubError::new(Class::Network, format!("{} of {repository} broke off: {}", file.path, transit::why(error)))
-        .fix("try again: what came stays, and the rest follows")
+        .fix("try again; the download continues where it stopped")
 }
 
 impl Fetch<'_> {
@@ -184,7 +184,7 @@ impl Fetch<'_> {
 
     fn wrong_end(&self, file: &Listed) -> HubError {
         HubError::new(Class::Network, format!("{} of {} ended early", file.path, self.repository))
-            .fix("try again: what came stays, and the rest follows")
+            .fix("try again; the download continues where it stopped")
     }
 
     fn add(&self, bytes: u64) {

@@ -242,7 +242,7 @@ impl About<'_> {
     fn astray(&self) -> HubError {
         HubError::new(
             Class::Integrity,
-            format!("{} sends for {} of {} where it is not sought", self.line.host(), self.of, self.repository),
+            format!("{} redirects {} of {} to where ftctl does not follow", self.line.host(), self.of, self.repository),
         )
     }
 }

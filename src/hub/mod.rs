@@ -11,6 +11,7 @@ use std::{
     env,
     ffi::OsString,
     fs,
+    io::Read as _,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
@@ -37,6 +38,8 @@ pub fn read_answer(name: &HubName, answer: &[u8], readme: &str) -> std::result::
     dataset::split(name, &listing, readme).map_err(|error| error.message)
 }
 
+/// Bytes of the README of a dataset. Those with hundreds of configurations have some hundred thousand.
+const LARGEST_README: u64 = 4 << 20;
 const USUAL_ENDPOINT: &str = "https://huggingface.co";
 /// Bytes of a token; today's have 37.
 const LONGEST_TOKEN: u64 = 4 << 10;
@@ -180,9 +183,13 @@ impl Hub {
     pub async fn split(&self, name: &HubName, commit: &Commit, listing: &Listing) -> Result<Vec<Listed>> {
         let text = match listing.find(dataset::README) {
             Some(readme) => {
+                if readme.bytes > LARGEST_README {
+                    let message =
+                        format!("the README of {} has {} bytes; ftctl reads at most 4 MiB", name.repository, readme.bytes);
+                    return Err(HubError::new(Class::Invalid, message));
+                }
                 let folder = self.fetch(name, commit, std::slice::from_ref(readme), &Silent).await?;
-                let path = folder.join(dataset::README);
-                fs::read_to_string(&path).map_err(|error| HubError::disk("read", &path, &error))?
+                read_readme(&folder.join(dataset::README))?
             }
             None => String::new(),
         };
@@ -284,4 +291,11 @@ impl Hub {
         HubError::new(Class::NotFound, format!("{what} is not in {folder}, and HF_HUB_OFFLINE forbids to ask the hub"))
             .fix("unset HF_HUB_OFFLINE once, so that it is fetched")
     }
+}
+
+/// Another program may have put the file into the cache.
+fn read_readme(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let read = fs::File::open(path).and_then(|file| file.take(LARGEST_README).read_to_string(&mut text));
+    read.map(|_| text).map_err(|error| HubError::disk("read", path, &error))
 }

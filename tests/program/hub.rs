@@ -87,6 +87,22 @@ impl Place {
     }
 }
 
+/// A README is read whole, in memory.
+#[test]
+fn a_readme_that_is_none_is_not_fetched() {
+    let place = Place::new();
+    let readme = [README.as_bytes(), &vec![b'#'; 5 << 20]].concat();
+    place.hub.commit(TEXT, "main", &[("README.md", readme), ("long/train-0.jsonl", b"{}".to_vec())]);
+    let said = place.said(&["plan", "job.toml"], &[]);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("the README of owner/tales has ") && said.stderr.contains("ftctl reads at most 4 MiB"),
+        "{}",
+        said.stderr
+    );
+    assert!(place.hub.calls().iter().map(|call| call.sent).sum::<usize>() < 1 << 20);
+}
+
 #[test]
 fn a_job_is_planned_by_headers_and_run_with_what_it_needs() {
     let place = Place::new();
@@ -272,9 +288,9 @@ fn what_a_hub_refuses_is_told_with_what_to_do() {
             &elsewhere("http://203.0.113.9/x"),
             &[],
             9,
-            "HOST sends for revision `main` of owner/tiny where it is not sought",
+            "HOST redirects revision `main` of owner/tiny to where ftctl does not follow",
         ),
-        (TINY, LONG, &elsewhere("file:///etc/passwd"), &[], 9, "where it is not sought"),
+        (TINY, LONG, &elsewhere("file:///etc/passwd"), &[], 9, "to where ftctl does not follow"),
         (TINY, LONG, &listed("../../evil"), &[], 9, "it has a file with the name `../../evil`, which is not taken"),
         (TINY, LONG, &listed("/etc/evil"), &[], 9, "it has a file with the name `/etc/evil`, which is not taken"),
         (

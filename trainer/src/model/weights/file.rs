@@ -2,7 +2,6 @@
 //! until a tensor is asked for.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use thiserror::Error;
 
 use super::pickle::{Pickle, View};
 use super::zip;
-use crate::files::is_lfs_pointer;
+use crate::files::{self, is_lfs_pointer};
 
 /// Bytes of the longest pickle of tensors; the tensors themselves lie beside it.
 const LONGEST_PICKLE: usize = 16 << 20;
@@ -74,7 +73,7 @@ pub struct TensorFile {
 impl TensorFile {
     /// Opens a file of either kind; its content tells which.
     pub fn open(path: &Path) -> Result<Self, FileError> {
-        let file = File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
+        let file = files::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
         // SAFETY: the map is read only; a file that another process truncates meanwhile ends this process with SIGBUS, which is
         // the price of not holding a second copy of the weights. Model directories are not modified in place.
         let map = unsafe { Mmap::map(&file) }.map_err(|source| FileError::Open { path: path.to_owned(), source })?;
@@ -192,7 +191,7 @@ fn within(view: &View, storage: &Range<usize>) -> Option<Range<usize>> {
     let size = view.storage.dtype.bitsize() / 8;
     let is_empty = view.size.contains(&0);
     let steps = view.size.iter().zip(&view.strides).map(|(size, stride)| size.saturating_sub(1).checked_mul(*stride));
-    let last = steps.sum::<Option<usize>>()?;
+    let last = steps.into_iter().try_fold(0_usize, |sum, step| sum.checked_add(step?))?;
     let count = if is_empty { 0 } else { last.checked_add(1)? };
     let start = storage.start.checked_add(view.offset.checked_mul(size)?)?;
     let end = start.checked_add(count.checked_mul(size)?)?;
@@ -205,7 +204,7 @@ fn follow_one_another(view: &View) -> bool {
     let mut expected = 1;
     view.size.iter().zip(&view.strides).rev().all(|(size, stride)| {
         let fits = *size == 1 || *stride == expected;
-        expected *= size;
+        expected = usize::saturating_mul(expected, *size);
         fits
     })
 }

@@ -6,6 +6,9 @@ use safetensors::tensor::Dtype;
 
 /// Values of the largest pickle, and on its stack: a model has some ten for each tensor.
 const MOST_VALUES: usize = 1 << 20;
+/// Bytes that the values of the largest pickle take beside their number: one of its values can be copied by each two bytes that it
+/// has.
+const MOST_COPIED: usize = 64 << 20;
 /// Names under which training programs keep the weights beside other things.
 const INSIDE: [&str; 5] = ["state_dict", "model_state_dict", "model", "module", "weights"];
 
@@ -78,11 +81,32 @@ pub struct Pickle<'a> {
     pub rest: &'a [u8],
 }
 
+impl Value<'_> {
+    /// Bytes that it takes beside its place.
+    fn bytes(&self) -> usize {
+        match self {
+            Value::Tuple(items) | Value::List(items) => size_of_val(items.as_slice()),
+            Value::Dictionary(pairs) => size_of_val(pairs.as_slice()),
+            Value::Storage(storage) => storage.key.len(),
+            Value::Tensor(view) => {
+                view.storage.key.len() + size_of_val(view.size.as_slice()) + size_of_val(view.strides.as_slice())
+            }
+            Value::Other | Value::Whole(_) | Value::Text(_) | Value::Global(_) => 0,
+        }
+    }
+}
+
 impl<'a> Pickle<'a> {
     /// Reads one pickle from the beginning of `bytes`.
     pub fn read(bytes: &'a [u8]) -> Result<Self, String> {
-        let mut machine =
-            Machine { rest: bytes, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: FxHashMap::default() };
+        let mut machine = Machine {
+            rest: bytes,
+            values: Vec::new(),
+            copied: 0,
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: FxHashMap::default(),
+        };
         while !machine.step()? {}
         let root = machine.pop()?;
         Ok(Self { values: machine.values, root, rest: machine.rest })
@@ -93,6 +117,11 @@ impl<'a> Pickle<'a> {
         let mut at = self.root;
         for _ in 0..=INSIDE.len() {
             let Value::Dictionary(pairs) = &self.values[at] else { break };
+            // Many can have one long name.
+            let names = pairs.iter().filter_map(|(name, _)| self.text(*name)).fold(0, |sum, name| name.len().saturating_add(sum));
+            if names > MOST_COPIED {
+                return Err(format!("the names of its values take more than {} MiB", MOST_COPIED >> 20));
+            }
             let named = || pairs.iter().filter_map(|(name, value)| Some((self.text(*name)?, *value)));
             let tensor = |(name, value): (&str, Id)| match &self.values[value] {
                 Value::Tensor(view) => Some((name.to_owned(), view.clone())),
@@ -132,6 +161,8 @@ impl<'a> Pickle<'a> {
 struct Machine<'a> {
     rest: &'a [u8],
     values: Vec<Value<'a>>,
+    /// Bytes of all of them beside their places.
+    copied: usize,
     stack: Vec<Id>,
     /// Heights of the stack.
     marks: Vec<usize>,
@@ -193,6 +224,10 @@ impl<'a> Machine<'a> {
     }
 
     fn push(&mut self, value: Value<'a>) -> Result<(), String> {
+        self.copied += value.bytes();
+        if self.copied > MOST_COPIED {
+            return Err(format!("its values take more than {} MiB", MOST_COPIED >> 20));
+        }
         self.values.push(value);
         self.push_id(self.values.len() - 1)
     }
