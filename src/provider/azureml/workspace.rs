@@ -5,11 +5,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     io::Read as _,
     path::{Path, PathBuf},
 };
 
+use ft_trainer::files;
 use serde_json::Value;
 
 use super::super::{Class, ProviderError, Result};
@@ -231,7 +231,7 @@ fn default(text: &str, key: &str) -> Option<String> {
 
 /// `None` where there is no such file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    let Ok(file) = File::open(path) else { return Ok(None) };
+    let Ok(file) = files::open(path) else { return Ok(None) };
     let mut text = Vec::new();
     file.take(LARGEST_FILE + 1).read_to_end(&mut text).map_err(|error| malformed(path, &error.to_string()))?;
     if text.len() as u64 > LARGEST_FILE {
