@@ -71,7 +71,19 @@ pub fn answer(arguments: &[OsString]) -> Option<Result<Vec<u8>, Failure>> {
         command.build();
         shell.write_complete(&mut command, line, env::current_dir().ok().as_deref(), &mut answer).map_err(|error| failed(&error))
     });
-    Some(completed.map(|()| answer))
+    Some(completed.map(|()| if QUOTING.contains(&shell.as_str()) { answer } else { of_plain_words(&answer) }))
+}
+
+/// Shells that quote what they put on the command line. bash puts it there as it is, and a name is another person's word: that of a
+/// file in a cloned repository may hold a command.
+const QUOTING: [&str; 3] = ["zsh", "fish", "elvish"];
+
+/// The candidates that are one word of a shell. bash completes other names of files by itself, and quotes them.
+fn of_plain_words(answer: &[u8]) -> Vec<u8> {
+    let separator = env::var("_CLAP_IFS").ok().and_then(|text| text.bytes().next()).unwrap_or(b'\n');
+    let is_plain =
+        |word: &&[u8]| word.iter().all(|byte| byte.is_ascii_alphanumeric() || !byte.is_ascii() || b"-_./+@%=:,".contains(byte));
+    answer.split(|byte| *byte == separator).filter(is_plain).collect::<Vec<_>>().join(&separator)
 }
 
 /// Jobs, and directories of this machine.

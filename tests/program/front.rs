@@ -378,6 +378,11 @@ fn a_shell_completes_verbs_files_jobs_backends_and_keys() {
     }
     let keys = completed(&sandbox, &["ftctl", "run", "job.toml", "--set", "train.st"]);
     assert!(keys.contains(&"train.steps=".to_owned()) && keys.iter().all(|key| key.starts_with("train.st")), "{keys:?}");
+    // What a name would say to a shell is not put on its command line.
+    for name in ["job;touch x;.toml", "job$(x).toml", "job x.toml", "job\u{b}x`x`.toml", "job*.toml"] {
+        sandbox.write(name, "");
+    }
+    assert_eq!(completed(&sandbox, &["ftctl", "plan", "jo"]), ["job.toml"]);
     // Pressing a key is no trust in a project: its store is not looked into.
     sandbox.write("ftctl.toml", "store = \"mine\"\n");
     assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]).len(), 2);
