@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::units::Span;
 
-/// The machine on Compute Engine; what is absent is as the machine with one V100 that has the most vCPUs and memory.
+/// The machine on Compute Engine; the defaults are those of the largest machine with one V100.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GceSpec {
@@ -16,8 +16,8 @@ pub struct GceSpec {
     /// How many of them; absent: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerators: Option<u32>,
-    /// vCPUs of a custom machine: 1 or an even number; absent: 12. For other accelerators this is a minimum: ftctl takes the
-    /// cheapest machine type that has enough.
+    /// vCPUs of a custom machine: 1 or an even number; absent: 12 for each GPU. For other accelerators this is a minimum: ftctl
+    /// takes the cheapest machine type that has enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
     /// Memory of a custom machine in GB of 1,024 MiB, 0.9 to 6.5 for each vCPU; absent: 6.5 for each vCPU. For other machine types

@@ -120,7 +120,7 @@ fn collect_homes(schema: &Value, table: &Value, name: &str, key: &str, homes: &m
 #[serde(deny_unknown_fields, default)]
 pub struct ComputeSpec {
     /// `local` runs on this machine, `docker` in a container of any engine that can be reached, `gce` on a machine of Google's
-    /// Compute Engine for each attempt, `azureml` as a job of Azure ML for each attempt.
+    /// Compute Engine for each attempt, `azureml` as a job of Azure ML for each attempt; absent: `local`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
     /// How the container is made.

@@ -112,6 +112,7 @@ impl<'a> Types<'a> {
 
 /// Splits a description: the part about the key's absence has a column of its own.
 fn without_default(meaning: String) -> (String, Option<String>) {
+    let meaning = meaning.replace('\n', " ");
     for (mark, end) in [("; absent: ", "."), (" Absent: ", "")] {
         let Some((before, after)) = meaning.split_once(mark) else { continue };
         let (default, rest) = after.split_once(". ").unwrap_or((after.trim_end_matches('.'), ""));

@@ -15,6 +15,9 @@ use crate::{
     },
 };
 
+/// vCPUs of a custom machine for each of its GPUs: as many as go with one V100. The rank of each GPU has its own.
+const CPUS: u32 = 12;
+
 impl Default for GcePlan {
     fn default() -> Self {
         GceSpec::default().into()
@@ -28,8 +31,11 @@ impl From<GceSpec> for GcePlan {
         let accelerators = spec.accelerators.unwrap_or(1);
         let card = catalogue::gce().accelerators.get(&accelerator);
         let fixed = card.and_then(|card| card.machine(accelerators, spec.cpus.unwrap_or(0), spec.memory_gb.unwrap_or(0)));
-        let cpus = fixed.map_or_else(|| spec.cpus.unwrap_or(12), |(_, machine)| machine.cpus);
-        let memory_gb = spec.memory_gb.unwrap_or_else(|| cpus.saturating_mul(13) / 2);
+        let limits = card.and_then(|card| card.limits.get(&accelerators.to_string()));
+        let (most_cpus, most_memory) = limits.copied().unwrap_or((u32::MAX, u32::MAX));
+        let cpus = spec.cpus.unwrap_or_else(|| CPUS.saturating_mul(accelerators).min(most_cpus));
+        let cpus = fixed.map_or(cpus, |(_, machine)| machine.cpus);
+        let memory_gb = spec.memory_gb.unwrap_or_else(|| (cpus.saturating_mul(13) / 2).min(most_memory));
         let grouped = spec.recovery == Some(Recovery::Group);
         let everywhere = || {
             let zones = card.map(|known| known.zones.clone()).unwrap_or_default();
@@ -324,6 +330,28 @@ mod tests {
         assert_eq!((plan.zones[0].as_str(), plan.spot), ("us-central1-a", true));
         assert_eq!(plan.price_per_hour().micros, 908_039);
         assert!(rules(&GceSpec::default()).iter().all(|rule| rule.holds));
+    }
+
+    /// Each process on a machine of several GPUs has as many vCPUs as one alone, as far as the cloud allows.
+    #[test]
+    fn a_machine_of_several_gpus_has_vcpus_for_each() {
+        for (accelerator, count, machine) in [
+            ("v100", 2, "custom-24-159744"),
+            ("v100", 8, "custom-96-638976"),
+            ("t4", 4, "custom-48-319488"),
+            ("p100", 1, "custom-12-79872"),
+        ] {
+            let spec = GceSpec { accelerator: Some(accelerator.into()), accelerators: Some(count), ..GceSpec::default() };
+            assert!(rules(&spec).iter().all(|rule| rule.holds), "{count} {accelerator}");
+            assert_eq!(GcePlan::from(spec).machine_type(), machine, "{count} {accelerator}");
+        }
+        for (name, card) in &catalogue::gce().accelerators {
+            for count in card.limits.keys().map(|count| count.parse().ok()) {
+                let spec = GceSpec { accelerator: Some(name.clone()), accelerators: count, ..GceSpec::default() };
+                let broken: Vec<_> = rules(&spec).into_iter().filter(|rule| !rule.holds).map(|rule| rule.message).collect();
+                assert!(broken.is_empty(), "{count:?} {name}: {broken:?}");
+            }
+        }
     }
 
     #[test]

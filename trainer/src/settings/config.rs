@@ -315,6 +315,7 @@ pub struct TrainSettings {
     pub leaves: Option<usize>,
     /// ZeRO stage, as in DeepSpeed. 1: each process keeps a share of the optimizer's state. 2: also of the gradients, if a process
     /// has one micro-batch in a step. Results and checkpoints are the same as with 0, so a run can resume with another stage.
+    /// Absent: 0.
     #[serde(skip_serializing_if = "is_zero")]
     pub zero: u8,
     /// The order in which the gradients of several processes are added; absent: `exact`. A run can resume with another.
@@ -533,7 +534,7 @@ pub struct SampleConfig {
     #[serde(default = "default_top_p")]
     pub top_p: f64,
     /// Also write a text at each evaluation, into the log, the progress and TensorBoard's files; `ftctl show` has the last ones.
-    /// Training waits for it, and is the same with it and without.
+    /// Training waits for it, and is the same with it and without. Absent: false.
     #[serde(default, skip_serializing_if = "is_false")]
     pub every_evaluation: bool,
 }
@@ -575,7 +576,7 @@ pub struct DataConfig {
     /// Column of csv, json, jsonl and parquet files; absent: `text`, else the only column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
-    /// Treatment of a row that cannot be used: it is malformed, or its text is missing, not UTF-8 or too long.
+    /// Treatment of a row that cannot be used: it is malformed, or its text is missing, not UTF-8 or too long; absent: `fail`.
     #[serde(default, skip_serializing_if = "OnBadRow::is_default")]
     pub on_bad_row: OnBadRow,
     /// Treatment of the tokenizer's special tokens where they stand in the text. The end of text is `<|endoftext|>` unless the
