@@ -68,11 +68,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn the_page_on_security_names_tests_that_there_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("docs/security.md")).unwrap();
-    let sources: String = [files(&root.join("tests/hostile")), files(&root.join("src"))]
-        .concat()
-        .iter()
-        .filter_map(|file| fs::read_to_string(file).ok())
-        .collect();
+    let folders = ["tests/hostile", "tests/program", "src", "trainer/src"].map(|folder| files(&root.join(folder)));
+    let sources: String = folders.concat().iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
     let (_, tests) = page.split_once("shown by").expect("the tests");
     let named: Vec<&str> = tests.split('`').filter_map(|word| word.rsplit_once("::")).map(|(_, name)| name).collect();
     assert!(named.len() > 20, "the tests have names");
