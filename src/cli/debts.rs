@@ -34,7 +34,7 @@ impl App<'_> {
         let settled = self.block_on(async {
             let until = Instant::now() + PATIENCE;
             let store = self.store()?;
-            let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", patience.as_secs()));
+            let silent = |_| Failure::new(Exit::Network, format!("the store did not answer within {} s", patience.as_secs()));
             let (debts, unreadable) = timeout(patience, debt::all(store.as_ref())).await.map_err(silent)??;
             for failure in unreadable {
                 self.output.report().warn(&failure.to_string());

@@ -70,7 +70,7 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
 /// How a wait for the end of a job ends before that.
 #[derive(Debug, Default, Args)]
 pub struct Waiting {
-    /// Stop waiting for the end after this time, which begins with the command; a job that is there goes on
+    /// Stop waiting after this time, counted from the start of the command; the job keeps running
     #[arg(long, value_name = "DURATION")]
     pub timeout: Option<Span>,
     /// Cancel the job on Ctrl-C, SIGTERM or --timeout, with a checkpoint, instead of leaving it running

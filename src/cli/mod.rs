@@ -217,7 +217,7 @@ pub struct Budget {
     /// Most the job may cost: 12USD
     #[arg(long, value_name = "MONEY", allow_hyphen_values = true)]
     pub max_cost: Option<Money>,
-    /// Longest time to wait for machines, all attempts together; waiting costs nothing [default: 24h]
+    /// Longest time to wait for machines, all attempts together; waiting costs nothing [default: the job's, else 24h]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub max_wait: Option<Span>,
 }

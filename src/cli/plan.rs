@@ -141,7 +141,10 @@ impl Planned {
         let (missing, fix) = match &self.missing[..] {
             [] => (None, self.refused.iter().find_map(|finding| finding.fix.clone())),
             [one] => (Some(told(one)), one.fix.clone()),
-            several => (Some(format!("{} things are missing", several.len())), Some("the plan has the fix of each".to_owned())),
+            several => (
+                Some(format!("{} things are missing", several.len())),
+                Some("the lines with `fix:` in the plan say what to do".to_owned()),
+            ),
         };
         let in_the_way: Vec<String> = self.refused.iter().map(told).chain(missing).collect();
         if !in_the_way.is_empty() {
@@ -211,7 +214,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 async fn material(plan: &Plan, world: &World, asks_store: bool) -> Material {
     let Material { mut looked_at, mut known } = doctor::material(plan, &world.cache);
     if asks_store {
-        let late = |_| Failure::new(Exit::Network, format!("the store {} says nothing for {} s", plan.store, PATIENCE.as_secs()));
+        let late =
+            |_| Failure::new(Exit::Network, format!("the store {} did not answer within {} s", plan.store, PATIENCE.as_secs()));
         match timeout(PATIENCE, doctor::stored(world, plan)).await.map_err(late).flatten() {
             Ok(stored) => known = known.or(stored),
             Err(failure) => looked_at.push(("data", Err(failure))),
@@ -232,7 +236,7 @@ fn too_long(plan: &Plan, outlook: &Outlook) -> Option<String> {
     let (time, most) = (format::duration(time), format::duration(plan.work()));
     let key = if plan.lifetime() < plan.ttl.0 { "max_cost" } else { "ttl" };
     let source = &outlook.pace.as_ref().ok()?.source;
-    Some(format!("training takes about {time} ({source}), and its machines have {most} by limits.{key}: it would not be done"))
+    Some(format!("training takes about {time} ({source}), longer than the {most} that limits.{key} allows"))
 }
 
 /// A job that would end before it begins.
@@ -363,7 +367,7 @@ fn data(plan: &Plan, outlook: &Outlook) -> String {
     };
     let estimate = |text: &Uncounted| {
         let tokens = format::of(text.tokens(), "token");
-        format!(": about {tokens}, by its {} and {} bytes a token", format::bytes(text.bytes), upload::BYTES_A_TOKEN)
+        format!(": about {tokens} (estimated from its {}, at {} bytes a token)", format::bytes(text.bytes), upload::BYTES_A_TOKEN)
     };
     let Some(data) = &outlook.data else { return from + &outlook.text.as_ref().map(estimate).unwrap_or_default() };
     let (tokens, documents) = (format::of(data.train.tokens, "token"), format::of(data.train.documents, "document"));
@@ -414,7 +418,7 @@ fn passes(epochs: f64) -> String {
 fn life(plan: &Plan) -> String {
     let (ttl, life) = (plan.ttl, Span(plan.lifetime()));
     match plan.max_cost {
-        Some(most) if life < ttl => format!("{life}, as long as {most} pay for, of at most {ttl}"),
+        Some(most) if life < ttl => format!("{life}: what {most} pays for (limits.ttl is {ttl})"),
         _ => ttl.to_string(),
     }
 }

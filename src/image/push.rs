@@ -58,7 +58,7 @@ pub async fn push(engine: &Engine, local: &str, target: &Target<'_>, report: &dy
     if pushed.is_err() && !known {
         let options = RemoveImageOptions { noprune: true, ..Default::default() };
         if let Err(error) = engine.docker.remove_image(&name, Some(options), None).await {
-            report.warn(&format!("{name} stays known at {}: {error}", engine.endpoint));
+            report.warn(&format!("cannot remove the tag {name} at {}: {error}", engine.endpoint));
         }
     }
     pushed

@@ -110,7 +110,7 @@ pub async fn backend_and_store(world: &World, backend: &str) -> Finding {
 async fn answers(world: &World) -> Result<()> {
     let object = path::name("doctor");
     let asked = timeout(PATIENCE, world.store.head(&object));
-    let late = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", PATIENCE.as_secs()));
+    let late = |_| Failure::new(Exit::Network, format!("the store did not answer within {} s", PATIENCE.as_secs()));
     Ok(asked.await.map_err(late)?.map(drop)?)
 }
 

@@ -54,7 +54,10 @@ pub async fn pinned_so_far(hub: &Hub, plan: Plan) -> (Plan, Vec<(&'static str, F
         }
         let found = match plan.hub.get(&key) {
             Some(commit) => Ok(commit.clone()),
-            None if is_away => Err(Failure::new(Exit::Network, format!("{} was not asked for after that", of_hub.text))),
+            None if is_away => Err(Failure::new(
+                Exit::Network,
+                format!("{} was not looked up, because the hub had not answered before", of_hub.text),
+            )),
             None => hub.pin(&of_hub.name).await.map_err(Failure::from),
         };
         match found {

@@ -11,7 +11,10 @@ use tokio::time::timeout;
 
 use super::{Result, World, journal, observe};
 use crate::{
-    job::{plan::Plan, record::Record},
+    job::{
+        plan::{DataPlan, Plan},
+        record::Record,
+    },
     provider::registry,
 };
 
@@ -56,9 +59,10 @@ pub async fn of(world: &World, plan: &Plan, shape: Option<&Shape>) -> Result<Pac
 }
 
 fn no_size(plan: &Plan) -> &'static str {
-    match plan.initial_weights {
-        Some(_) => "the size of the model is not known: its initial weights cannot be read",
-        None => "the size of the model is not known before the text is prepared",
+    match (&plan.initial_weights, &plan.data) {
+        (Some(_), _) => "the size of the model is not known: its initial weights cannot be read",
+        (None, DataPlan::Text(_)) => "the size of the model is not known before the text is prepared",
+        (None, _) => "the size of the model is not known: its vocabulary is that of a dataset which cannot be read here",
     }
 }
 
@@ -139,10 +143,12 @@ fn usual(lines: &[Line]) -> Option<f64> {
 fn reckoned(plan: &Plan, shape: &Shape, operations: f64) -> Result<Pace, &'static str> {
     let train = &plan.train;
     if train.offload != Offload::None || train.recompute == Recompute::Host {
-        return Err("with train.offload or train.recompute = \"host\" main memory decides, of which no data sheet tells");
+        return Err(
+            "with train.offload or train.recompute = \"host\" the speed depends on main memory, for which there are no figures",
+        );
     }
     let sheet = if train.device == DeviceChoice::Cpu { None } else { registry::reckoned_rate(&plan.compute, train) };
-    let (rate, how) = sheet.ok_or("no data sheet tells how fast it computes in this number format")?;
+    let (rate, how) = sheet.ok_or("no figures say how fast it computes in this number format")?;
     // The forward pass is computed twice: a third of the operations once more.
     let again = if train.recompute == Recompute::Full { 4.0 / 3.0 } else { 1.0 };
     let computes = operations * again / rate;

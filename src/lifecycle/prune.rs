@@ -52,8 +52,8 @@ async fn unneeded(world: &World, resource: &Resource, now: Option<Timestamp>, ex
         (_, Err(failure)) if matches!(failure.exit, Exit::Network | Exit::Denied) => Err(failure),
         (Time::Doubtful { over, now }, Ok(None)) => {
             world.report.warn(&format!(
-                "{} is left alone: it expired {over:.0} and its job is not finished, but it is {now:.0} by its backend's clock, and this \
-                 machine's clock differs; correct the clock, or end the job with `ftctl down {}`",
+                "{} is left alone: it expired {over:.0} and its backend's clock says {now:.0}, but this machine's clock differs and its job is \
+                 not finished; correct this machine's clock, or end the job with `ftctl down {}`",
                 resource.name, resource.attempt.job
             ));
             Ok(None)

@@ -132,7 +132,7 @@ pub async fn each_line(store: &dyn Store, record: &Record, mut see: impl FnMut(L
         lines.finish(&mut take);
         if left == 0 {
             let why = format!(
-                "the progress of {} has {} MiB or more: what attempt {attempt} told after them is not read, nor that of later ones",
+                "the progress of {} has {} MiB or more: the rest of attempt {attempt} and all later attempts are not shown",
                 record.id,
                 MOST >> 20
             );
@@ -200,7 +200,7 @@ mod tests {
         put(3, sample("late")).await;
         let results = of(&store, &record).await.unwrap();
         assert_eq!(results.sample.as_deref(), Some("short"));
-        assert!(results.left_out.unwrap().contains("what attempt 2 told after them is not read"));
+        assert!(results.left_out.unwrap().contains("the rest of attempt 2 and all later attempts are not shown"));
     }
 
     #[test]

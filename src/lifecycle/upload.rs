@@ -104,7 +104,7 @@ pub(super) fn there(path: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Failure::new(Exit::NotFound, format!("there is no {}", path.display()))
-        .fix("correct the path; in a job file a relative one begins where the file is"))
+        .fix("correct the path; a relative path in a job file starts at the file's directory"))
 }
 
 /// Refuses a directory for the tokenizer that has none, or one of which a file is missing.
@@ -298,8 +298,9 @@ async fn send_dataset(world: &World, plan: &Plan, directory: &Path) -> Result<Di
 
 async fn send(world: &World, source: Source<'_>) -> Result<Digest> {
     let uploaded = dataset::upload(&world.store, source, world.report.as_ref()).await?;
+    let files = if uploaded.files == 1 { "file" } else { "files" };
     world.report.line(&format!(
-        "dataset {}: {} files, {} of {} bytes sent",
+        "dataset {}: {} {files}, {} of {} bytes sent",
         &uploaded.digest.as_str()[..12],
         uploaded.files,
         uploaded.sent_bytes,

@@ -459,8 +459,8 @@ mod tests {
         let cases = [
             (json!([entry("../outside", 6, b"tokens")]), "`../outside` is not a relative path"),
             (json!([entry("/outside", 6, b"tokens")]), "is not a relative path"),
-            (json!([entry(".ftctl-partial-/x", 6, b"tokens")]), "is called as an unfinished download is"),
-            (json!([entry("a\u{1b}]52;c;x\u{7}", 6, b"tokens")]), "is an order to a terminal"),
+            (json!([entry(".ftctl-partial-/x", 6, b"tokens")]), "has a name that ftctl keeps for unfinished downloads"),
+            (json!([entry("a\u{1b}]52;c;x\u{7}", 6, b"tokens")]), "contains a control character"),
             (json!([good, entry("a", 5, b"other")]), "are one file"),
             (json!([good, entry("A.", 5, b"other")]), "are one file"),
             (json!([good, entry("a/b", 5, b"other")]), "a file and a folder"),

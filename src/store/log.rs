@@ -85,7 +85,7 @@ fn within(length: u64, file: &File, path: &str, spool: &Path) -> Result<u64> {
     }
     let spool = spool.display();
     Err(StoreError::Invalid(format!(
-        "{path} has {length} bytes in the store but only {spooled} in {spool}, from which it was made; not continued"
+        "{path} has {length} bytes in the store but {spool}, from which it is sent, has only {spooled}; the upload was stopped"
     )))
 }
 

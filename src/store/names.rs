@@ -21,7 +21,7 @@ pub(super) fn why_not<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Optio
 
 fn wrong(name: &str) -> Option<&'static str> {
     if name.chars().any(|c| c.is_control() || is_bidi(c)) {
-        return Some("has a character that is an order to a terminal");
+        return Some("contains a control character or one that changes the direction of text");
     }
     if name.contains('\\') {
         return Some("has a backslash, which parts folders on other systems");
@@ -31,7 +31,7 @@ fn wrong(name: &str) -> Option<&'static str> {
     }
     name.split('/').find_map(|part| match part {
         "" | "." | ".." => Some("is not a relative path"),
-        part if part.starts_with(PARTIAL) => Some("is called as an unfinished download is"),
+        part if part.starts_with(PARTIAL) => Some("has a name that ftctl keeps for unfinished downloads"),
         part if is_device(part) => Some("is a device on other systems"),
         _ => None,
     })

@@ -224,7 +224,7 @@ fn what_a_job_reads_and_is_not_there() {
     sandbox.write("text.toml", "name = \"text\"\ninitial_weights = \"gpt2\"\n[data]\ntrain = [\"none.txt\"]\n");
     let said = sandbox.run(&["submit", "job.toml", "--set", "dataset=nowhere"]);
     let reason = format!(
-        "there is no {}; correct the path; in a job file a relative one begins where the file is",
+        "there is no {}; correct the path; a relative path in a job file starts at the file's directory",
         sandbox.path("nowhere").display()
     );
     let id = said.stdout.trim();

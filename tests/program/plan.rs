@@ -92,7 +92,7 @@ fn a_plan_tells_the_numbers_of_its_job() {
         row(&text, "training").is_some_and(|row| row.starts_with("100 steps of 64 tokens: ") && row.ends_with(" epochs")),
         "{text}"
     );
-    let why = "not known: no earlier job with these settings on such a machine, and no data sheet tells how fast it computes in \
+    let why = "not known: no earlier job with these settings on such a machine, and no figures say how fast it computes in \
         this number format";
     assert_eq!(row(&text, "expected").as_deref(), Some(why));
     assert_eq!(told["expected"], json!({ "unknown": why.trim_start_matches("not known: ") }));
@@ -148,7 +148,7 @@ fn much_text_is_estimated_by_its_bytes() {
     assert_eq!((&numbers["estimated_tokens"], &numbers["tokens"]), (&json!(2_600_000), &Value::Null));
     let text = sandbox.ok(&["plan", "job.toml"]);
     let data = row(&text, "data").expect("a row");
-    assert!(data.ends_with("text.txt: about 2,600,000 tokens, by its 9.9 MiB and 4 bytes a token"), "{text}");
+    assert!(data.ends_with("text.txt: about 2,600,000 tokens (estimated from its 9.9 MiB, at 4 bytes a token)"), "{text}");
     let numbers = sandbox.json(&["plan", "job.toml", "--set", "data.limit_bytes=4000"])["numbers"].take();
     assert_eq!(numbers["estimated_tokens"], 1_000);
     // An epoch of half of it, at 64 tokens a step; and all that follows is an estimate too.
@@ -283,7 +283,10 @@ fn a_plan_warns_of_machines_that_end_before_their_job() {
     leave(&sandbox, "one", &plan, OPERATIONS, &[1.0, 1.0]);
     let told = sandbox.json(&["plan", "job.toml", "--ttl", "1h"]);
     let warning = told["warnings"][0].as_str().expect("a warning");
-    assert!(warning.contains("training takes about 1h 46m") && warning.contains("1h 0m by limits.ttl"), "{warning}");
+    assert!(
+        warning.contains("training takes about 1h 46m") && warning.contains("longer than the 1h 0m that limits.ttl allows"),
+        "{warning}"
+    );
     let said = sandbox.run(&["plan", "job.toml", "--ttl", "1h"]);
     assert!(said.code == Some(0) && said.stderr.contains(warning), "{}", said.stderr);
     assert_eq!(sandbox.json(&["plan", "job.toml", "--ttl", "2h"])["warnings"], json!([]));
@@ -332,9 +335,9 @@ fn a_plan_reckons_with_the_data_sheet_of_a_gpu_where_nothing_was_measured() {
     }
     // Where other things decide, nothing is reckoned, and the plan names them.
     for (other, why) in [
-        ("train.precision=bf16", "no data sheet tells how fast it computes in this number format"),
-        ("train.offload=optimizer", "with train.offload or train.recompute = \"host\" main memory decides"),
-        ("train.device=cpu", "no data sheet tells"),
+        ("train.precision=bf16", "no figures say how fast it computes in this number format"),
+        ("train.offload=optimizer", "with train.offload or train.recompute = \"host\" the speed depends on main memory"),
+        ("train.device=cpu", "no figures say"),
         ("train.micro_batch=2", "a micro-batch of so few tokens leaves its GPU waiting"),
     ] {
         let expected = with(other);
@@ -345,7 +348,7 @@ fn a_plan_reckons_with_the_data_sheet_of_a_gpu_where_nothing_was_measured() {
 #[test]
 fn a_ceiling_says_how_long_it_pays_for() {
     let text = place().ok(&on_gce(&["--max-cost", "1.816078USD"]));
-    assert_eq!(row(&text, "time to live").as_deref(), Some("2h, as long as 1.816078USD pay for, of at most 1d"));
+    assert_eq!(row(&text, "time to live").as_deref(), Some("2h: what 1.816078USD pays for (limits.ttl is 1d)"));
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Docker {
         }
         let carried = azure::carried(&(self.settings.variables)(job.clone(), until).await?);
         if carried.is_empty() {
-            let why = format!("nothing that this machine signs in to {} with can be given to a container", self.settings.store);
+            let why = format!("this machine's sign-in to {} cannot be passed to a container", self.settings.store);
             return Err(ProviderError::new(Class::Denied, why)
                 .fix("set AZURE_STORAGE_KEY: agents then get a signature that ends with the job"));
         }

@@ -14,10 +14,10 @@ pub(super) fn advice(credential: &Credential, action: &str, code: &str, now: Tim
     let by_code = match code {
         // An emulator says so of a wrong key too.
         "AuthorizationFailure" if matches!(credential, Credential::Key(_)) => Some(
-            "the firewall of the account lets other networks in only (allow this one under Networking), or the key is not this account's: \
+            "the firewall of the account blocks this network (allow it under Networking), or the key is not this account's: \
              `ftctl doctor` shows which sign-in is used",
         ),
-        "AuthorizationFailure" => Some("the firewall of the account lets other networks in only: allow this one under Networking"),
+        "AuthorizationFailure" => Some("the firewall of the account blocks this network: allow it under Networking"),
         "KeyBasedAuthenticationNotPermitted" => Some("the account takes no keys: sign in with `az login`"),
         "AccountIsDisabled" => Some("the account is disabled: its subscription may have ended"),
         "AuthorizationProtocolMismatch" => Some("the signature is for https alone"),

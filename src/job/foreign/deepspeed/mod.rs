@@ -83,17 +83,14 @@ fn fill(job: &mut Job, flags: &Job, config: &Value) {
         if let Err(problem) = job.apply(&shown, &key.meaning, &number.to_string()) {
             job.problems.push(format!("{shown}: {problem}"));
         } else if path == "gradient_clipping" {
-            let why = "it is not there, so DeepSpeed takes 1 since version 0.19.3; before that it did not clip (clip_norm = 0)";
+            let why = "not set, so DeepSpeed takes 1 since version 0.19.3; before that it did not clip (clip_norm = 0)";
             job.note(&shown, why);
         } else if let Some(said) = without_config(flags, &key.meaning).filter(|said| said.to_bits() != number.to_bits()) {
-            job.note(
-                &shown,
-                &format!("it is not there, so DeepSpeed takes {number} and not {said}, as the flags or their defaults say"),
-            );
+            job.note(&shown, &format!("not set, so DeepSpeed takes {number} and not {said}, as the flags or their defaults say"));
         }
     }
     if has_optimizers_peak {
-        let why = "it is not there, so DeepSpeed takes the optimizer's lr; versions before 0.17.2 took 0.001";
+        let why = "not set, so DeepSpeed takes the optimizer's lr; versions before 0.17.2 took 0.001";
         job.note("ds_config scheduler.params.warmup_max_lr", why);
     }
 }

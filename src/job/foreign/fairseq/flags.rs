@@ -35,7 +35,7 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["task"], meaning: Choice(&[("language_modeling", &[])]) },
     Flag { names: &["arch", "a"], meaning: Special(arch) },
     Flag { names: &["criterion"], meaning: Choice(&[("cross_entropy", &[])]) },
-    Flag { names: &["bpe", "tokenizer", "scoring"], meaning: Nothing("tokens were made of the text before") },
+    Flag { names: &["bpe", "tokenizer", "scoring"], meaning: Nothing("the text is already tokenised") },
     Flag { names: &["batch_size", "max_sentences"], meaning: Whole(MICRO_BATCH) },
     Flag { names: &["max_tokens"], meaning: Whole(MAX_TOKENS) },
     Flag { names: &["required_batch_size_multiple"], meaning: Whole(MULTIPLE) },

@@ -267,8 +267,8 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
     assert_eq!((found.learning_rate, found.betas, found.epsilon, found.weight_decay), (1e-3, [0.9, 0.999], 1e-8, 0.0));
     assert_eq!((found.clip_norm,), (2.0,), "auto leaves it to the flags");
     for told in [
-        "optimizer.params.lr: it is not there, so DeepSpeed takes 0.001 and not 0.0003",
-        "weight_decay: it is not there, so DeepSpeed takes 0 and not 0.1",
+        "optimizer.params.lr: not set, so DeepSpeed takes 0.001 and not 0.0003",
+        "weight_decay: not set, so DeepSpeed takes 0 and not 0.1",
     ] {
         tells(&notes, &format!("ds_config {}{told}", if told.starts_with("weight") { "optimizer.params." } else { "" }));
     }
@@ -287,8 +287,8 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
     let decays = schedule("WarmupDecayLR", linear);
     let (found, notes) = with_config(&format!("{flags} --max_steps 50"), &format!("{{{decays}}}"));
     assert_eq!((found.learning_rate, found.weight_decay, found.clip_norm), (1e-3, 0.1, 1.0));
-    tells(&notes, "ds_config gradient_clipping: it is not there, so DeepSpeed takes 1 since version 0.19.3; before that");
-    tells(&notes, "ds_config scheduler.params.warmup_max_lr: it is not there, so DeepSpeed takes 0.001");
+    tells(&notes, "ds_config gradient_clipping: not set, so DeepSpeed takes 1 since version 0.19.3; before that");
+    tells(&notes, "ds_config scheduler.params.warmup_max_lr: not set, so DeepSpeed takes 0.001");
     // `WarmupLR` takes the rate of the optimizer, which has its own default.
     let warms = schedule("WarmupLR", r#""warmup_num_steps": 9"#);
     for (optimizer, rate) in [
@@ -298,7 +298,7 @@ fn deepspeed_takes_its_own_defaults_where_a_section_lacks_a_key() {
     ] {
         let (found, notes) = with_config(flags, &format!("{{{optimizer} {warms}}}"));
         assert_eq!((found.learning_rate,), (rate,), "{optimizer}");
-        tells(&notes, "ds_config scheduler.params.warmup_max_lr: it is not there, so DeepSpeed takes the optimizer's lr");
+        tells(&notes, "ds_config scheduler.params.warmup_max_lr: not set, so DeepSpeed takes the optimizer's lr");
     }
 }
 

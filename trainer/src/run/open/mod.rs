@@ -80,7 +80,7 @@ impl Run {
         let sequences = config.train.micro_batch.sequences();
         if let Some(began) = state.micro_batch.replace(sequences).filter(|began| *began != sequences && world.leads()) {
             eprintln!(
-                "warning: {began} sequences at once do not fit here; with {sequences}, the last digits of the results are others"
+                "warning: a micro-batch of {began} sequences does not fit on this machine; with {sequences}, the last digits of the results differ"
             );
         }
         tch::set_num_threads(state.threads as i32);
