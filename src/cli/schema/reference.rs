@@ -46,7 +46,7 @@ impl<'a> Types<'a> {
                 continue;
             }
             let required = table["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key));
-            let (meaning, absent) = without_default(self.meaning(property));
+            let (meaning, absent) = without_default(&self.meaning(property));
             let default = if required { "(required)".to_owned() } else { absent.unwrap_or_else(|| shown(default)) };
             let _ = writeln!(rows, "| `{key}` | {} | {} | {} |", self.takes(property), cell(&default), cell(&meaning));
         }
@@ -111,7 +111,7 @@ impl<'a> Types<'a> {
 }
 
 /// Splits a description: the part about the key's absence has a column of its own.
-fn without_default(meaning: String) -> (String, Option<String>) {
+fn without_default(meaning: &str) -> (String, Option<String>) {
     let meaning = meaning.replace('\n', " ");
     for (mark, end) in [("; absent: ", "."), (" Absent: ", "")] {
         let Some((before, after)) = meaning.split_once(mark) else { continue };

@@ -118,8 +118,8 @@ impl<'a> Pickle<'a> {
         for _ in 0..=INSIDE.len() {
             let Value::Dictionary(pairs) = &self.values[at] else { break };
             // Many can have one long name.
-            let names = pairs.iter().filter_map(|(name, _)| self.text(*name)).fold(0, |sum, name| name.len().saturating_add(sum));
-            if names > MOST_COPIED {
+            let spelled = pairs.iter().filter_map(|(name, _)| self.text(*name)).fold(0, |sum, name| name.len().saturating_add(sum));
+            if spelled > MOST_COPIED {
                 return Err(format!("the names of its values take more than {} MiB", MOST_COPIED >> 20));
             }
             let named = || pairs.iter().filter_map(|(name, value)| Some((self.text(*name)?, *value)));

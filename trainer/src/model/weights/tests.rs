@@ -329,12 +329,12 @@ fn a_pickle_runs_nothing() {
     bad.push((b")\x85".iter().copied().cycle().take(3 << 20).collect(), "values"));
     bad.push((b"N".repeat(3 << 20), "values"));
     // So do small ones that say one thing many times: a list, the name of a storage, that of a tensor.
-    let kept = |what: &[u8], often: &[u8]| [what, b"q\x000", &often.repeat(100_000), b"."].concat();
+    let repeated = |what: &[u8], often: &[u8]| [what, b"q\x000", &often.repeat(100_000), b"."].concat();
     let text = |bytes: usize| [&b"X"[..], &(bytes as u32).to_le_bytes(), &b"k".repeat(bytes)].concat();
     let list = [&b"]("[..], &b")".repeat(100_000), b"e"].concat();
-    bad.push((kept(&list, b"ccollections\nOrderedDict\nh\0\x85R"), "values"));
+    bad.push((repeated(&list, b"ccollections\nOrderedDict\nh\0\x85R"), "values"));
     let storage = [&b"(X\x07\0\0\0storagectorch\nFloatStorage\n"[..], &text(100_000), b"NNt"].concat();
-    bad.push((kept(&storage, b"h\0Q"), "its values take more than 64 MiB"));
+    bad.push((repeated(&storage, b"h\0Q"), "its values take more than 64 MiB"));
     let tensor =
         [&b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0kNNtQK\0K\x01\x85K\x01\x85tR"
             [..]]
