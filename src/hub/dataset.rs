@@ -35,6 +35,15 @@ const MOST_PATTERNS: usize = 32;
 
 /// A configuration's splits and the patterns of their files.
 type Splits = Vec<(String, Vec<String>)>;
+
+/// The files of a configuration, as a README tells of them.
+#[derive(Clone)]
+enum Files {
+    Named(Splits),
+    /// Those below this folder, which ends with a slash: their names tell the splits.
+    Below(String),
+}
+
 /// A configuration's splits and their files.
 type Found<'l> = Vec<(String, Vec<&'l Listed>)>;
 
@@ -43,11 +52,15 @@ pub(super) fn split(name: &HubName, listing: &Listing, readme: &str) -> Result<V
     let part = name.part.as_ref().ok_or_else(|| HubError::new(Class::Invalid, format!("{name} names no split of a dataset")))?;
     let configs = told(readme)
         .map_err(|why| HubError::new(Class::Invalid, format!("the README of {} cannot be read: {why}", name.repository)))?;
-    let files = if let Some(configs) = configs {
-        matching(listing, &wanted(name, part, config(name, part, configs)?)?)?
-    } else {
-        let configs = converted(listing).unwrap_or_else(|| vec![(DEFAULT.to_owned(), by_name(listing))]);
-        wanted(name, part, config(name, part, configs)?)?
+    let files = match configs {
+        Some(configs) => match config(name, part, configs)? {
+            Files::Named(splits) => matching(listing, &wanted(name, part, splits)?)?,
+            Files::Below(folder) => wanted(name, part, by_name(listing, &folder))?,
+        },
+        None => {
+            let configs = converted(listing).unwrap_or_else(|| vec![(DEFAULT.to_owned(), by_name(listing, ""))]);
+            wanted(name, part, config(name, part, configs)?)?
+        }
     };
     if let Some(other) = files.iter().find(|file| data_extension(&file.path).is_none()) {
         let message = format!("{name} is in {}, which is not read here", other.path);
@@ -111,23 +124,24 @@ fn config<T>(name: &HubName, part: &Part, mut configs: Vec<(String, T)>) -> Resu
 }
 
 /// The configurations that a README's front matter tells of; `None` where it tells of no files.
-fn told(readme: &str) -> std::result::Result<Option<Vec<(String, Splits)>>, String> {
+fn told(readme: &str) -> std::result::Result<Option<Vec<(String, Files)>>, String> {
     let Some(front) = front_matter(readme) else { return Ok(None) };
     let root = yaml::read(front).map_err(|(line, what)| format!("line {}: {what}", line + 1))?;
     let Some(Value::List(configs)) = get(&root, "configs") else { return Ok(None) };
     let mut found = Vec::new();
     for config in configs {
         let folder = text(config, "data_dir").map(|folder| format!("{}/", folder.trim_end_matches('/'))).unwrap_or_default();
-        let splits = match get(config, "data_files") {
-            Some(files) => splits(files, &folder)?,
-            // Of a folder alone, only its files tell.
+        let files = match get(config, "data_files") {
+            Some(files) => Files::Named(splits(files, &folder)?),
+            None if !folder.is_empty() => Files::Below(folder),
+            // The files alone tell.
             None => return Ok(None),
         };
         let name = text(config, "config_name").unwrap_or(DEFAULT);
         // The one that is meant without a name is found under the usual one.
         let is_usual = text(config, "default") == Some("true") && name != DEFAULT;
-        found.extend(is_usual.then(|| (DEFAULT.to_owned(), splits.clone())));
-        found.push((name.to_owned(), splits));
+        found.extend(is_usual.then(|| (DEFAULT.to_owned(), files.clone())));
+        found.push((name.to_owned(), files));
     }
     Ok(Some(found).filter(|found| !found.is_empty()))
 }
@@ -261,10 +275,10 @@ fn converted(listing: &Listing) -> Option<Vec<(String, Found<'_>)>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// The splits that the names of folders tell of, or else those of files; without either, all is for training. Files of another
-/// kind than most are no data.
-fn by_name(listing: &Listing) -> Found<'_> {
-    let all = data_files(listing);
+/// The splits below a folder that the names of folders tell of, or else those of files; without either, all is for training. Files
+/// of another kind than most are no data.
+fn by_name<'l>(listing: &'l Listing, below: &str) -> Found<'l> {
+    let all: Vec<&Listed> = data_files(listing).into_iter().filter(|file| file.path.starts_with(below)).collect();
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     all.iter().filter_map(|file| data_extension(&file.path)).for_each(|kind| *kinds.entry(kind).or_default() += 1);
     let most = kinds.into_iter().max_by_key(|(_, files)| *files).map(|(kind, _)| kind);
@@ -272,7 +286,7 @@ fn by_name(listing: &Listing) -> Found<'_> {
     let told = |tell: &dyn Fn(&str) -> Option<String>| {
         let mut found: Found<'_> = Vec::new();
         for file in &files {
-            let Some(split) = tell(&file.path) else { continue };
+            let Some(split) = tell(&file.path[below.len()..]) else { continue };
             match found.iter_mut().find(|(known, _)| *known == split) {
                 Some((_, files)) => files.push(file),
                 None => found.push((split, vec![file])),
@@ -364,6 +378,8 @@ mod tests {
             ("  data_files: \"**/*.txt\"", Ok(vec!["de/a.txt", "en/a.txt"])),
             ("  data_dir: en\n  data_files: \"*\"", Ok(vec!["en/a.txt"])),
             ("  default: true\n  data_files: [de/a.txt]\n- config_name: y\n  data_files: en/a.txt", Ok(vec!["de/a.txt"])),
+            ("  data_dir: en\n- config_name: y\n  data_dir: de/\n  default: true", Ok(vec!["de/a.txt"])),
+            ("  data_dir: e", Err("hf:a/b/train has no files in the repository")),
             ("  data_files: x.tar", Err("hf:a/b/train is in x.tar, which is not read here; read are parquet, jsonl")),
             ("  data_files: \"none*\"", Err("hf:a/b/train has no files in the repository")),
             ("  data_files: \"en/**\"", Ok(vec!["en/a.txt"])),
