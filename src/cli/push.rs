@@ -49,7 +49,7 @@ impl Arguments {
             };
             let recipe = Recipe::new(&spec).await?;
             let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-            let credentials = registry::credentials(&repository, &variable, entra::token(&variable, entra::MANAGEMENT)).await?;
+            let credentials = registry::to_push(&repository, &variable, entra::token(&variable, entra::MANAGEMENT)).await?;
             let engine = docker::connect(report).await?;
             let tag = recipe.digest.clone();
             let target = Target { repository: &repository, tag: &tag, credentials };

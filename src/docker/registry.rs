@@ -55,8 +55,18 @@ pub fn class(words: &str) -> Class {
 }
 
 /// The credentials of this machine at the registry of `image`: docker's, or else those of the user who is signed in to its cloud.
-/// `entra` is a token of Entra ID, asked for only where it is needed.
+/// `entra` is a token of Entra ID, asked for only where it is needed. Those that are there and cannot be read are enough for a public
+/// image, as they are for docker: a refusal then says why.
 pub async fn credentials(
+    image: &str,
+    variables: &(dyn Fn(&str) -> Option<String> + Sync),
+    entra: impl Future<Output = Option<Result<String, String>>> + Send,
+) -> Credentials {
+    to_push(image, variables, entra).await.unwrap_or_else(|error| Credentials::Unasked(error.to_string()))
+}
+
+/// [`credentials`] for an image that is going to be built, and then pushed: a registry takes it from a user alone.
+pub async fn to_push(
     image: &str,
     variables: &(dyn Fn(&str) -> Option<String> + Sync),
     entra: impl Future<Output = Option<Result<String, String>>> + Send,

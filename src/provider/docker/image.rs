@@ -59,10 +59,6 @@ impl Docker {
         let engine = self.engine().await?;
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let credentials = registries::credentials(reference, &variable, entra::token(&variable, entra::MANAGEMENT)).await;
-        let credentials = credentials.map_err(|error| {
-            let fix = format!("docker login {}", registry(reference));
-            ProviderError::new(Class::Denied, error.to_string()).fix(fix)
-        })?;
         let fetched = engine.fetch(reference, &credentials).await;
         fetched.map_err(|error| refused(reference, &credentials, failed(&format!("fetch the image {reference}"), &error)))
     }
