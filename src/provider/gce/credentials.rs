@@ -303,7 +303,9 @@ async fn answer(request: RequestBuilder) -> Result<Answer> {
         return Ok(Answer { of: format!("{asked} ({})", status.as_u16()), bytes });
     }
     let text: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-    let why = text["error_description"].as_str().or(text["error"].as_str()).unwrap_or("no reason given");
+    // Tokens are of OAuth, and those of an impersonated account of an interface of Google's.
+    let told = [&text["error_description"], &text["error"], &text["error"]["message"]];
+    let why = told.into_iter().find_map(Value::as_str).unwrap_or("no reason given");
     let class = if status.is_server_error() { Class::Network } else { Class::Denied };
     let message = format!("Google's sign-in refused the credentials ({}): {why}", status.as_u16());
     Err(ProviderError::new(class, message).fix("gcloud auth application-default login"))

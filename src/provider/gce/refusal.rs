@@ -6,6 +6,30 @@ use serde_json::Value;
 
 use super::super::{Class, ProviderError};
 
+const ROLE: &str = "the account needs the role roles/compute.instanceAdmin.v1 in this project";
+const EXCEPTION: &str = "ask the organization's administrators for an exception to that constraint";
+/// Words in a refusal by a policy, and the way out.
+const POLICIES: [(&[&str], &str); 2] = [
+    (
+        &["compute.vmExternalIpAccess"],
+        "set compute.gce.external_address = false, with a subnetwork that reaches the store by Cloud NAT",
+    ),
+    (&["gcp.resourceLocations"], "name zones that the organization allows in compute.gce.zones"),
+];
+/// Words in a denial, and the way out where it is not [`ROLE`].
+const DENIALS: [(&[&str], &str); 4] = [
+    (
+        &["compute.subnetworks.use", "compute.networks.use"],
+        "the account needs the role roles/compute.networkUser on the subnetwork, or in the host project",
+    ),
+    (&["iam.serviceAccounts.actAs"], "the account needs the role roles/iam.serviceAccountUser on that service account"),
+    (&["billing"], "link the project to a billing account: https://console.cloud.google.com/billing/linkedaccount"),
+    (
+        &["Request is prohibited by organization's policy", "vpcServiceControls"],
+        "this machine is outside the project's VPC Service Controls perimeter: work inside it, or ask its administrators for access",
+    ),
+];
+
 #[derive(Debug, Clone)]
 pub struct Refusal {
     /// `None` when there was no answer.
@@ -32,7 +56,9 @@ impl Refusal {
 
     pub fn answered(what: &str, status: u16, body: &Value, retry_after: Option<Duration>) -> Self {
         let error = &body["error"];
-        let reason = error["errors"][0]["reason"].as_str().unwrap_or_default().to_owned();
+        // Newer services name theirs among the details.
+        let told = error["details"].as_array().into_iter().flatten().find_map(|detail| detail["reason"].as_str());
+        let reason = told.or(error["errors"][0]["reason"].as_str()).unwrap_or_default().to_owned();
         let message = error["message"].as_str().map_or_else(|| format!("{what} was answered with {status}"), str::to_owned);
         Self { status: Some(status), reason, message, retry_after, other: None }
     }
@@ -68,10 +94,13 @@ impl Refusal {
 
     /// The zone does not have what was asked for, or is none: another zone may have it.
     pub fn is_elsewhere(&self) -> bool {
-        let lacks = ["not found", "does not exist", "not available", "not supported", "unavailable", "unknown zone"];
+        let lacks =
+            ["not found", "cannot be found", "does not exist", "not available", "not supported", "unavailable", "unknown zone"];
         let message = self.message.to_lowercase();
-        // A missing image or network has no zone in its path.
-        matches!(self.status, Some(400 | 404)) && message.contains("zone") && lacks.iter().any(|word| message.contains(word))
+        // A missing image or network has no zone in its path, and a subnetwork is that of a region.
+        let is_local = message.contains("zone") || (message.contains("/regions/") && message.contains("/subnetworks/"));
+        let is_missing = matches!(self.status, Some(400 | 404)) && lacks.iter().any(|word| message.contains(word));
+        (is_local && is_missing) || (self.is_against_policy() && message.contains("gcp.resourcelocations"))
     }
 
     /// Not allowed by a policy of the organization, Google's (constraints/...) or its own (customConstraints/...): it stays so,
@@ -83,6 +112,24 @@ impl Refusal {
     /// The project has never used this service.
     fn is_not_enabled(&self) -> bool {
         self.status == Some(403) && ["accessNotConfigured", "SERVICE_DISABLED"].contains(&self.reason.as_str())
+    }
+
+    /// The way out, for a person.
+    fn fix(&self, class: Class) -> Option<&'static str> {
+        let of_word = |(words, _): &&(&[&str], &str)| words.iter().any(|word| self.message.contains(word));
+        match class {
+            _ if self.is_not_enabled() => {
+                Some("gcloud services enable compute.googleapis.com, in this project; it counts after some minutes")
+            }
+            _ if self.is_against_policy() => Some(POLICIES.iter().find(of_word).map_or(EXCEPTION, |(_, fix)| fix)),
+            Class::Quota => Some("ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other zones"),
+            Class::Denied if self.status == Some(401) => Some("gcloud auth application-default login"),
+            Class::Denied => Some(DENIALS.iter().find(of_word).map_or(ROLE, |(_, fix)| fix)),
+            Class::Invalid if self.message.contains("/networks/") || self.message.contains("/subnetworks/") => Some(
+                "name one that there is in compute.gce.network or compute.gce.subnetwork, and its project in compute.gce.host_project",
+            ),
+            _ => None,
+        }
     }
 
     /// Not allowed, and not merely too often.
@@ -136,18 +183,7 @@ impl From<Refusal> for ProviderError {
             Some(409 | 412) => Class::Conflict,
             _ => Class::Internal,
         };
-        let fix = match class {
-            _ if refusal.is_not_enabled() => {
-                Some("gcloud services enable compute.googleapis.com, in this project; it counts after some minutes")
-            }
-            _ if refusal.is_against_policy() && refusal.message.contains("compute.vmExternalIpAccess") => {
-                Some("set compute.gce.external_address = false, with a subnetwork that reaches the store by Cloud NAT")
-            }
-            _ if refusal.is_against_policy() => Some("ask the organization's administrators for an exception to that constraint"),
-            Class::Quota => Some("ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other zones"),
-            Class::Denied => Some("the account needs the role roles/compute.instanceAdmin.v1 in this project"),
-            _ => None,
-        };
+        let fix = refusal.fix(class);
         let error = ProviderError { retry_after: refusal.retry_after, ..ProviderError::new(class, refusal.message) };
         fix.into_iter().fold(error, ProviderError::fix)
     }
@@ -196,6 +232,8 @@ mod tests {
         let shielded =
             "Constraint constraints/compute.requireShieldedVm violated for project projects/p. Secure Boot is not enabled.";
         let own = "Operation denied by custom org policies: [\"customConstraints/custom.onlySmall\": \"Small machines only.\"]";
+        let locations =
+            "Location ZONE:us-central1-a violates constraint constraints/gcp.resourceLocations on the resource projects/p.";
         let disabled = "Compute Engine API has not been used in project 7 before or it is disabled.";
         for (refusal, class, fix) in [
             (refusal(412, "conditionNotMet", address), Class::Denied, "external_address = false"),
@@ -203,11 +241,29 @@ mod tests {
             (refusal(412, "conditionNotMet", own), Class::Denied, "administrators"),
             (refusal(403, "accessNotConfigured", disabled), Class::Denied, "gcloud services enable compute.googleapis.com"),
             (refusal(403, "forbidden", "Required 'compute.instances.create' permission"), Class::Denied, "instanceAdmin"),
+            (refusal(403, "forbidden", "Required 'compute.subnetworks.use' permission for 'x'"), Class::Denied, "networkUser"),
+            (
+                refusal(403, "forbidden", "The user does not have access: iam.serviceAccounts.actAs"),
+                Class::Denied,
+                "serviceAccountUser",
+            ),
+            (refusal(403, "forbidden", "This API method requires billing to be enabled."), Class::Denied, "billing/linkedaccount"),
+            (refusal(403, "forbidden", "Request is prohibited by organization's policy."), Class::Denied, "perimeter"),
+            (refusal(401, "required", "Login Required."), Class::Denied, "gcloud auth"),
+            (refusal(412, "conditionNotMet", locations), Class::Denied, "name zones that the organization allows"),
+            (
+                refusal(404, "notFound", "The resource 'projects/p/global/networks/default' was not found"),
+                Class::Invalid,
+                "host_project",
+            ),
         ] {
             let message = refusal.message.clone();
             let error = ProviderError::from(refusal);
             assert!(error.class == class && error.fix.as_deref().is_some_and(|said| said.contains(fix)), "{message}: {error:?}");
         }
+        let details = serde_json::json!([{ "@type": "x" }, { "reason": "SERVICE_DISABLED" }]);
+        let error = serde_json::json!({ "errors": [{ "reason": "forbidden" }], "message": disabled, "details": details });
+        assert!(Refusal::answered("insert", 403, &serde_json::json!({ "error": error }), None).is_not_enabled());
         for (status, message, elsewhere) in [
             (404, "The resource 'projects/p/zones/us-central1-b/machineTypes/a2-highgpu-1g' was not found", true),
             (
@@ -220,6 +276,8 @@ mod tests {
             (404, "The resource 'projects/x/global/images/family/none' was not found", false),
             (404, "The resource 'projects/p/global/networks/none' was not found", false),
             (403, "Permission denied on zone us-central1-a (or it may not exist)", false),
+            (400, "The resource 'projects/p/regions/us-west1/subnetworks/ml' cannot be found.", true),
+            (412, locations, true),
         ] {
             assert_eq!(refusal(status, "invalid", message).is_elsewhere(), elsewhere, "{message}");
         }
