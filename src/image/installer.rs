@@ -20,18 +20,9 @@ const ANY: &str = "3.12";
 const GLIBCS: std::ops::RangeInclusive<u32> = 17..=28;
 
 /// pip takes variables before its files; an empty one counts as absent.
-const SETTLED: [(&str, &str); 2] = [("PIP_USER", "0"), ("PIP_REQUIRE_VIRTUALENV", "0")];
-const UNSET: [&str; 9] = [
-    "PIP_TARGET",
-    "PIP_PREFIX",
-    "PIP_ROOT",
-    "PIP_NO_BINARY",
-    "PIP_CONSTRAINT",
-    "PIP_PYTHON",
-    "PIP_PYTHON_VERSION",
-    "PIP_PLATFORM",
-    "PIP_DRY_RUN",
-];
+const SETTLED: [(&str, &str); 3] = [("PIP_USER", "0"), ("PIP_REQUIRE_VIRTUALENV", "0"), ("PIP_DRY_RUN", "0")];
+const UNSET: [&str; 8] =
+    ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_NO_BINARY", "PIP_CONSTRAINT", "PIP_PYTHON", "PIP_PYTHON_VERSION", "PIP_PLATFORM"];
 
 const PURPOSE: &str = "install libtorch (or set LIBTORCH to a libtorch 2.11 of your own)";
 
@@ -45,6 +36,8 @@ pub enum Installer {
     Uv(PathBuf),
 }
 
+const UNREACHED: &str = "pip cannot reach its index: PIP_INDEX_URL, pip.conf and HTTPS_PROXY say where it is";
+
 /// Signs of a failure in the output, and what to do.
 const CAUSES: &[(&str, &str)] = &[
     ("CERTIFICATE_VERIFY_FAILED", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
@@ -53,6 +46,13 @@ const CAUSES: &[(&str, &str)] = &[
         "suitable TLS CA certificate bundle",
         "PIP_CERT, or SSL_CERT_FILE without it, names a file that is not there: correct its path",
     ),
+    // pip says of an index that it cannot reach that it has no such wheel, too.
+    ("ProxyError", "the proxy refused: correct the address in HTTPS_PROXY, or sign in to it there (http://USER:PASSWORD@HOST)"),
+    ("Connection refused", UNREACHED),
+    ("Name or service not known", UNREACHED),
+    ("name resolution", UNREACHED),
+    ("Network is unreachable", UNREACHED),
+    ("timed out", UNREACHED),
     (
         "No matching distribution",
         "the index has no such wheel for this machine: PIP_INDEX_URL and pip.conf say which index is asked",
@@ -67,7 +67,9 @@ const CAUSES: &[(&str, &str)] = &[
 /// The user's next step after an installation that failed with this output.
 pub fn advice(output: &str) -> &'static str {
     let known = CAUSES.iter().find(|(sign, _)| output.contains(sign)).map(|(_, advice)| *advice);
-    known.unwrap_or("pip finds its index by HTTPS_PROXY and PIP_INDEX_URL; LIBTORCH takes a libtorch that is here already")
+    known.unwrap_or(
+        "`pip config list` shows pip's own settings, and HTTPS_PROXY and PIP_INDEX_URL its index; LIBTORCH takes a libtorch that is here already",
+    )
 }
 
 impl Installer {
@@ -98,6 +100,8 @@ impl Installer {
             Self::Pip { words, fits } => {
                 let mut command = Command::new(&words[0]);
                 command.args(&words[1..]).args(["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check"]);
+                // That of a pip.conf, which no variable takes back.
+                command.arg("--prefix=");
                 command.arg("--only-binary=:all:").args(if *fits { Vec::new() } else { of_any() });
                 command
             }

@@ -101,6 +101,13 @@ pub fn present(cache: &Path) -> Option<Libtorch> {
     from_environment().or_else(|| home.join("complete").is_file().then(|| installed(&home)))
 }
 
+/// Why the libtorch that the environment names cannot be one.
+pub fn misnamed() -> Option<String> {
+    let home = env::var_os("LIBTORCH_LIB").or_else(|| env::var_os("LIBTORCH"))?;
+    let library = Path::new(&home).join(LIBRARY);
+    (!library.is_file()).then(|| format!("LIBTORCH names {}, and there is no {}", Path::new(&home).display(), library.display()))
+}
+
 fn from_environment() -> Option<Libtorch> {
     let variables: Vec<(String, String)> = ["LIBTORCH", "LIBTORCH_LIB", "LIBTORCH_INCLUDE", "LIBTORCH_USE_PYTORCH"]
         .into_iter()
@@ -133,8 +140,8 @@ async fn install(home: &Path, variant: Variant, report: &dyn Report) -> Result<(
     // A name of its own: the pip of an ftctl that was killed may still write into the last one.
     let partial = parent.join(format!("{}.partial-{}", variant.directory, std::process::id()));
     let installer = Installer::find(&partial).await?;
-    run(&installer, &partial, variant, report).await?;
     link_view(&partial)?;
+    run(&installer, &partial, variant, report).await?;
     remove(&partial.join("temporary"))?;
     remove(&partial.join("venv"))?;
     fs::write(partial.join("complete"), VERSION).map_err(io_error("write", &partial))?;
@@ -185,10 +192,18 @@ async fn run(installer: &Installer, partial: &Path, variant: Variant, report: &d
         let advice = installer::advice(&tail);
         return Err(ImageError::Failed { purpose: "installing libtorch", tail, log: log_path, advice });
     }
+    if !partial.join("link").join(LIBRARY).is_file() {
+        let tail = format!("the installer reported success, and there is no {LIBRARY}");
+        let advice = "its own settings send wheels elsewhere, or nowhere: `pip config list` shows them";
+        return Err(ImageError::Failed { purpose: "installing libtorch", tail, log: log_path, advice });
+    }
     let bytes = size_of(&partial.join("site"));
     report.progress(&what, bytes, Some(bytes), Unit::Bytes);
     Ok(())
 }
+
+/// In a libtorch's folder, by its way through [`link_view`] too.
+const LIBRARY: &str = if cfg!(target_os = "macos") { "lib/libtorch_cpu.dylib" } else { "lib/libtorch_cpu.so" };
 
 /// Bytes below a directory; files that vanish meanwhile count as nothing.
 fn size_of(directory: &Path) -> u64 {

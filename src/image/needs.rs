@@ -22,9 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub async fn examine(cache: &Path) -> Vec<Finding> {
     let built = trainer::present(cache);
     let mut findings = Vec::new();
-    findings.push(match libtorch::present(cache) {
-        Some(_) => Finding::good("libtorch", format!("{} is there", libtorch::VERSION)),
-        None => Finding::notice("libtorch", "not installed yet; the first job does it", "ftctl build --print path"),
+    findings.push(match (libtorch::misnamed(), libtorch::present(cache)) {
+        (Some(why), _) => {
+            Finding::bad("libtorch", why, format!("correct the variable, or unset it: ftctl installs {}", libtorch::VERSION))
+        }
+        (None, Some(_)) => Finding::good("libtorch", format!("{} is there", libtorch::VERSION)),
+        (None, None) => Finding::notice("libtorch", "not installed yet; the first job does it", "ftctl build --print path"),
     });
     findings.push(match &built {
         Some(path) => Finding::good("trainer", path.display().to_string()),
@@ -58,6 +61,8 @@ struct Tool {
     compiles: bool,
     /// Any of these programs will do.
     programs: &'static [&'static str],
+    /// The oldest version that will do, as the program tells its own: `cargo 1.95.0 (…)`.
+    least: Option<&'static str>,
     fix: &'static str,
 }
 
@@ -66,10 +71,11 @@ const TOOLS: &[Tool] = &[
         what: "cargo",
         compiles: true,
         programs: &["cargo"],
+        least: Some(env!("CARGO_PKG_RUST_VERSION")),
         fix: "install Rust with rustup, without root; `rustup default stable` where it has no toolchain",
     },
-    Tool { what: "C++ compiler", compiles: true, programs: &["c++", "g++", "clang++"], fix: "install g++ or clang" },
-    Tool { what: "python3", compiles: false, programs: &["python3"], fix: "install Python 3; it fetches libtorch" },
+    Tool { what: "C++ compiler", compiles: true, programs: &["c++", "g++", "clang++"], least: None, fix: "install g++ or clang" },
+    Tool { what: "python3", compiles: false, programs: &["python3"], least: None, fix: "install Python 3; it fetches libtorch" },
 ];
 
 impl Tool {
@@ -77,19 +83,31 @@ impl Tool {
     async fn found(&self, path: Option<&OsStr>) -> Result<PathBuf, String> {
         let first = |program| which::which_in_global(program, path).ok()?.next();
         let program = self.programs.iter().find_map(first).ok_or("is not in PATH")?;
-        tells_version(&program).await.map_err(|why| format!("does not work: {} --version: {why}", program.display()))?;
-        Ok(program)
+        let said = tells_version(&program).await.map_err(|why| format!("does not work: {} --version: {why}", program.display()))?;
+        let version = said.split(' ').nth(1).and_then(numbers);
+        match (self.least, version) {
+            (Some(least), Some(version)) if numbers(least).is_some_and(|least| version < least) => {
+                Err(format!("is {}, and {least} is needed: {}", said.trim(), program.display()))
+            }
+            _ => Ok(program),
+        }
     }
 }
 
+/// Major and minor number.
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
 /// Starts a program: what an installer leaves, such as rustup without a toolchain, need not have one behind it.
-async fn tells_version(program: &Path) -> Result<(), String> {
+async fn tells_version(program: &Path) -> Result<String, String> {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
     let late = |_| format!("no answer for {} s", PATIENCE.as_secs());
     let output = timeout(PATIENCE, command.output()).await.map_err(late)?.map_err(|error| error.to_string())?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let first = said.lines().find(|line| !line.trim().is_empty());
@@ -120,6 +138,21 @@ mod tests {
     async fn an_empty_machine_lacks_every_tool() {
         for tool in TOOLS {
             assert_eq!(tool.found(Some(OsStr::new("/nonexistent"))).await, Err("is not in PATH".to_owned()));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_too_old_is_none() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a directory");
+        let cargo = folder.path().join("cargo");
+        for (version, fits) in [("1.63.0", false), ("0.99.0", false), ("1.95.0", true), ("1.100.0-nightly", true), ("2.0.0", true)]
+        {
+            std::fs::write(&cargo, format!("#!/bin/sh\necho 'cargo {version} (0 2026-01-01)'\n")).expect("written");
+            std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).expect("executable");
+            let found = TOOLS[0].found(Some(folder.path().as_os_str())).await;
+            assert_eq!(found.is_ok(), fits, "{version}: {found:?}");
+            assert!(fits || found.is_err_and(|why| why.contains("1.95 is needed")), "{version}");
         }
     }
 
