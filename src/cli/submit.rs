@@ -15,7 +15,7 @@ use crate::{
     lifecycle::{
         World,
         drive::{self, drive},
-        open,
+        journal, open,
     },
     output::Show,
 };
@@ -95,7 +95,11 @@ impl Until {
             let ended = super::block_on(async { Ok(end.await) })?;
             let (last, verdict) = match ended {
                 Ok(ended) => (Submitted::of(&ended), follow::verdict(&ended)),
-                Err(failure) => (Submitted::of(&record), Err(failure)),
+                // It may have been cancelled meanwhile, by this command.
+                Err(failure) => {
+                    let last = super::block_on(async { Ok(journal::read(world.store.as_ref(), id).await) })?;
+                    (last.map_or_else(|_| Submitted::of(&record), |(last, _)| Submitted::of(&last)), Err(failure))
+                }
             };
             return app.output.conclude(&last, verdict);
         }
