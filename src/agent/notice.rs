@@ -160,10 +160,11 @@ impl Agent<'_> {
         self.notice.send_replace(text);
     }
 
-    /// Writes one line to the agent's own output, and to the job's log.
-    fn tell(&self, text: &str) {
+    /// Writes one line to the agent's own output, and to the log of its first rank: on node 0 the job's.
+    pub(super) fn tell(&self, text: &str) {
         self.report.line(text);
-        let log = OpenOptions::new().append(true).open(self.folder.log());
+        let log = self.folder.log_of(self.order.ranks(self.seat.node()).start);
+        let log = OpenOptions::new().append(true).open(log);
         if let Err(error) = log.and_then(|mut log| log.write_all(format!("ftctl: {text}\n").as_bytes()))
             && error.kind() != io::ErrorKind::NotFound
         {

@@ -69,6 +69,9 @@ pub struct Presence {
     pub agent: String,
     pub beat: u64,
     pub time: Timestamp,
+    /// The cloud's notice to its machine, in words, while it stands.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_words")]
+    pub notice: Option<String>,
     #[serde(flatten)]
     pub word: Word,
 }
@@ -106,6 +109,10 @@ pub struct RankEnd {
 fn words<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
     Ok(printable::line(&text).chars().take(MOST_WORDS).collect())
+}
+
+fn some_words<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    words(from).map(Some)
 }
 
 #[cfg(test)]

@@ -148,15 +148,28 @@ impl Agent<'_> {
         self.cause(roll, generation, before.told(ended)).await
     }
 
-    /// Comes when a rank of another node has failed, or when a node is lost.
+    /// Comes when a rank of another node has failed, or when a node is lost. Tells of the notices that the others have.
     async fn another_fails(&self, roll: &mut Roll, generation: u32) {
         if self.order.nodes == 1 {
             return pending().await;
         }
+        let mut told: Option<(String, Told<'_>)> = None;
         while !roll.fails(generation) && roll.silent().is_none() {
             sleep(LOOK_EVERY).await;
             // While the store is away, no node is lost.
             let _ = roll.call(self).await;
+            let notice = roll.notice();
+            if notice.as_ref() == told.as_ref().map(|(notice, _)| notice) {
+                continue;
+            }
+            self.tell(&match &notice {
+                Some(notice) => format!("{notice}; a checkpoint is saved now, and the training goes on"),
+                None => "the cloud has withdrawn the notice: all nodes stay".to_owned(),
+            });
+            told = notice.map(|notice| {
+                self.trouble.send_replace(Some(notice.clone()));
+                (notice, Told(&self.trouble))
+            });
         }
     }
 

@@ -131,7 +131,7 @@ impl Agent<'_> {
     /// Gives signs of life, with each change of `word` and between.
     async fn be_present(&self, word: &watch::Sender<Word>) -> Infallible {
         let path = path::presence(&self.order.job, self.order.attempt, self.seat.node);
-        let (mut changes, mut beat) = (word.subscribe(), 0);
+        let (mut changes, mut notices, mut beat) = (word.subscribe(), self.notice.subscribe(), 0);
         loop {
             let presence = Presence {
                 schema: PRESENCE_SCHEMA.to_owned(),
@@ -139,6 +139,7 @@ impl Agent<'_> {
                 agent: self.name.clone(),
                 beat,
                 time: Timestamp::now(),
+                notice: notices.borrow_and_update().clone(),
                 word: changes.borrow_and_update().clone(),
             };
             // The next one is due soon.
@@ -147,6 +148,7 @@ impl Agent<'_> {
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
                 _ = changes.changed() => {}
+                _ = notices.changed() => {}
             }
         }
     }

@@ -69,6 +69,11 @@ impl Roll {
         self.0.iter().position(|seen| seen.is_alive && seen.is_silent()).map(|index| 1 + index)
     }
 
+    /// The cloud's notice to the machine of another node, while it stands.
+    pub fn notice(&self) -> Option<String> {
+        (1..).zip(&self.0).find_map(|(node, seen)| Some(format!("node {node} {}", seen.alive()?.notice.as_ref()?)))
+    }
+
     /// Whether a rank of another node has failed in this generation.
     pub fn fails(&self, generation: u32) -> bool {
         let mut words = self.alive().map(|presence| &presence.word).filter(|word| word.generation == generation);
@@ -132,7 +137,7 @@ mod tests {
 
     fn presence(beat: u64, word: &Word) -> Presence {
         let (schema, agent) = (PRESENCE_SCHEMA.to_owned(), "a".to_owned());
-        Presence { schema, attempt: 1, agent, beat, time: Timestamp::UNIX_EPOCH, word: word.clone() }
+        Presence { schema, attempt: 1, agent, beat, time: Timestamp::UNIX_EPOCH, notice: None, word: word.clone() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -111,6 +111,42 @@ until all; do sleep 0.02; done
 }
 
 #[tokio::test]
+async fn a_notice_to_another_node_is_told_by_the_first() {
+    let saves = r#"here="$(dirname "$PWD")/.."; trap 'touch "$here/saved-$RANK"' URG; meet; touch "$here/ready-$RANK"
+until [ -e "$here/go" ]; do sleep 0.02; done; checkpoint $((5 + RANK)); exit 0"#;
+    let (bench, imds) = (gang(saves).await, Imds::start().await);
+    let trouble = async || {
+        let beat = find_json::<Heartbeat>(&*bench.store, &path::heartbeat(&bench.order.job, 1)).await.unwrap();
+        beat.and_then(|(beat, _)| beat.trouble)
+    };
+    let ([first, mut other], cache) = ([0, 1].map(|node| bench.agent_of(node)), bench.path("cache"));
+    other.notices = Some(imds.source());
+    let script = async {
+        until(async || bench.path("ready-2").exists()).await;
+        imds.announce(&[("A", "Preempt", "node_7")]);
+        until(async || trouble().await.is_some()).await;
+        let told = trouble().await.unwrap();
+        assert!(told.starts_with("node 1 will be preempted at 2026-11-26T18:29:47Z"), "{told}");
+        until(async || bench.path("saved-2").exists()).await;
+        imds.announce(&[]);
+        until(async || trouble().await.is_none()).await;
+        fs::write(bench.path("go"), "").unwrap();
+    };
+    let (record, followed, ()) = tokio::join!(
+        Box::pin(first.run(&cache, std::future::pending())),
+        Box::pin(other.follow(&cache, std::future::pending())),
+        script
+    );
+    assert_eq!((record.unwrap().reason, followed.unwrap().reason), (ExitReason::Succeeded, ExitReason::Succeeded));
+    assert!(bench.rank_log(2).await.contains("ftctl: this machine will be preempted"));
+    let log = bench.log().await;
+    assert!(
+        log.contains("ftctl: node 1 will be preempted") && log.contains("the cloud has withdrawn the notice: all nodes stay"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
 async fn a_rank_that_was_killed_on_another_node_is_a_preemption() {
     let bench = gang("[ $RANK = 2 ] && kill -KILL $$; sleep 0.1; exit 75").await;
     let record = bench.run_gang().await;
