@@ -53,6 +53,9 @@ const RESERVED: &[&str] = &[
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "TORCHELASTIC_*",
     "MASTER_ADDR",
     "MASTER_PORT",
 ];

@@ -686,6 +686,20 @@ fn shards_are_for_several_processes() {
         assert!(translated.notes.iter().any(|note| note.contains("so that a step has 16 sequences")), "{:?}", translated.notes);
     }
     assert_eq!(job(&format!("deepspeed {SMALL}")).compute.processes_per_node, None);
+    for (flag, expected) in [
+        ("--fsdp 'full_shard auto_wrap offload'", 2),
+        ("--fsdp shard_grad_op", 2),
+        ("--fsdp no_shard", 0),
+        ("--sharded_ddp 'zero_dp_2 auto_wrap'", 2),
+        ("--sharded_ddp simple", 2),
+    ] {
+        assert_eq!(zero(&format!("torchrun --nproc_per_node 4 {SMALL} {flag}"), "").0, expected, "{flag}");
+        assert_eq!(zero(&format!("{SMALL} {flag}"), "").0, 0, "{flag} of one process");
+    }
+    tells(
+        &zero(&format!("torchrun --nproc_per_node 4 {SMALL} --fsdp full_shard"), "").1,
+        "train.zero: every process has whole weights",
+    );
     assert_eq!(zero(&format!("{SMALL} --deepspeed ds.json"), r#"{"zero_optimization": {"stage": 2}}"#).0, 0);
     assert_eq!(zero(&format!("{FAIRSEQ} --distributed-world-size 8 --zero-sharding os"), "").0, 1);
     assert_eq!(job(&format!("{FAIRSEQ} --distributed-world-size 8")).compute.processes_per_node, Some(8));

@@ -3,7 +3,8 @@
 use super::{
     DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, RESTARTS, SAVE_STRATEGY, TRAINS,
     WARMUP, WITHOUT_WARMUP, block_size, checkpointing, clip_norm, config, data_seed, dtype, eval_steps, half, logging_steps,
-    max_steps, model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
+    max_steps, model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, shards, tokenizer,
+    warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
@@ -201,9 +202,10 @@ pub(super) const FLAGS: &[Flag] = &[
     },
     Flag { names: &["torch_compile", "use_liger_kernel", "use_cache"], meaning: Switch(OWN_ENGINE) },
     Flag {
-        names: &["local_rank", "ddp_timeout", "ddp_backend", "ddp_bucket_cap_mb", "fsdp", "fsdp_config", "accelerator_config"],
+        names: &["local_rank", "ddp_timeout", "ddp_backend", "ddp_bucket_cap_mb", "fsdp_config", "accelerator_config"],
         meaning: Nothing(OWN_PROCESSES),
     },
+    Flag { names: &["fsdp"], meaning: Special(shards) },
     Flag {
         names: &[
             "average_tokens_across_devices",
@@ -242,10 +244,8 @@ pub(super) const OLD_FLAGS: &[Flag] = &[
     Flag { names: &["ray_scope"], meaning: Nothing("there is one run, and no search") },
     Flag { names: &["save_safetensors"], meaning: Always("weights are written as safetensors") },
     Flag { names: &["dispatch_batches", "split_batches"], meaning: Switch(OWN_PROCESSES) },
-    Flag {
-        names: &["sharded_ddp", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "xpu_backend"],
-        meaning: Nothing(OWN_PROCESSES),
-    },
+    Flag { names: &["sharded_ddp"], meaning: Special(shards) },
+    Flag { names: &["fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "xpu_backend"], meaning: Nothing(OWN_PROCESSES) },
     Flag { names: &["line_by_line"], meaning: NoSwitch("lines are not cut to blocks of their own here; text is one stream") },
     Flag {
         names: &["mlm"],

@@ -14,7 +14,7 @@ use super::{
     Meaning::*,
     PRECISION, Program, STEPS,
     Setting::{self, Number as N, Whole as I, Word as W, Yes},
-    TOKENIZER, WEIGHTS, as_number, number, whole,
+    TOKENIZER, WEIGHTS, ZERO, as_number, number, whole,
 };
 use crate::job::{
     hub::{self, HubName},
@@ -278,6 +278,23 @@ fn warmup_ratio(job: &mut Job, value: &str) -> Result<(), String> {
         return Err(format!("{value} is no share of the run; give 0 to 1"));
     }
     job.set(WARMUP_RATIO, ratio);
+    Ok(())
+}
+
+/// The shards of PyTorch's FSDP, and of fairscale in earlier versions: some words, of which one says what is shared.
+fn shards(job: &mut Job, value: &str) -> Result<(), String> {
+    for word in value.split([' ', ',']).filter(|word| !word.is_empty()) {
+        match word.to_ascii_lowercase().as_str() {
+            "no_shard" | "false" | "auto_wrap" => {}
+            "simple" | "zero_dp_2" | "shard_grad_op" | "hybrid_shard_zero2" => job.set(ZERO, 2),
+            "zero_dp_3" | "full_shard" | "hybrid_shard" | "true" => {
+                job.set(ZERO, 2);
+                job.note(ZERO, "every process has whole weights here; gradients and the optimizer's state are in shards");
+            }
+            "offload" => job.note("offload", "train.offload = \"optimizer\" keeps the optimizer's state in main memory"),
+            _ => return Err(format!("`{word}` is no way of sharding that is known here")),
+        }
+    }
     Ok(())
 }
 
