@@ -55,8 +55,8 @@ pub fn class(words: &str) -> Class {
 }
 
 /// The credentials of this machine at the registry of `image`: docker's, or else those of the user who is signed in to its cloud.
-/// `entra` is a token of Entra ID, asked for only where it is needed. Those that are there and cannot be read are enough for a public
-/// image, as they are for docker: a refusal then says why.
+/// `entra` is a token of Entra ID, asked for only where it is needed. Those that are there and cannot be read are enough for a
+/// public image, as they are for docker: a refusal then says why.
 pub async fn credentials(
     image: &str,
     variables: &(dyn Fn(&str) -> Option<String> + Sync),

@@ -52,15 +52,14 @@ pub(super) fn split(name: &HubName, listing: &Listing, readme: &str) -> Result<V
     let part = name.part.as_ref().ok_or_else(|| HubError::new(Class::Invalid, format!("{name} names no split of a dataset")))?;
     let configs = told(readme)
         .map_err(|why| HubError::new(Class::Invalid, format!("the README of {} cannot be read: {why}", name.repository)))?;
-    let files = match configs {
-        Some(configs) => match config(name, part, configs)? {
+    let files = if let Some(configs) = configs {
+        match config(name, part, configs)? {
             Files::Named(splits) => matching(listing, &wanted(name, part, splits)?)?,
             Files::Below(folder) => wanted(name, part, by_name(listing, &folder))?,
-        },
-        None => {
-            let configs = converted(listing).unwrap_or_else(|| vec![(DEFAULT.to_owned(), by_name(listing, ""))]);
-            wanted(name, part, config(name, part, configs)?)?
         }
+    } else {
+        let configs = converted(listing).unwrap_or_else(|| vec![(DEFAULT.to_owned(), by_name(listing, ""))]);
+        wanted(name, part, config(name, part, configs)?)?
     };
     if let Some(other) = files.iter().find(|file| data_extension(&file.path).is_none()) {
         let message = format!("{name} is in {}, which is not read here", other.path);

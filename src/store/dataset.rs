@@ -536,7 +536,7 @@ mod tests {
     #[tokio::test]
     async fn names_that_cannot_come_back_are_not_sent() {
         for (name, why) in
-            [("a\nb", "an order to a terminal"), (".ftctl-partial-left", "an unfinished download"), ("Train/0.BIN", "are one file")]
+            [("a\nb", "a control character"), (".ftctl-partial-left", "unfinished downloads"), ("Train/0.BIN", "are one file")]
         {
             let bench = bench();
             let path = bench.path("source").join(name);

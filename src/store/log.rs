@@ -134,6 +134,6 @@ mod tests {
         let spool = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(spool.path(), "01").unwrap();
         let error = append_all(&store, "log", spool.path(), 0).await.unwrap_err().to_string();
-        assert!(error.contains("10 bytes in the store but only 2"), "{error}");
+        assert!(error.contains("has 10 bytes in the store but ") && error.contains("has only 2"), "{error}");
     }
 }

@@ -601,7 +601,7 @@ if [ -e "$HOME/hang" ]; then
     echo $$ >"$HOME/pid.new" && mv "$HOME/pid.new" "$HOME/pid"
     exec sleep 600
 fi
-touch "$2/torch/lib/libc10.so"
+[ -e "$HOME/elsewhere" ] || touch "$2/torch/lib/libtorch_cpu.so"
 "#;
 
     fn new() -> Self {
@@ -746,6 +746,19 @@ fn a_build_that_fails_is_explained_by_its_first_error() {
     let message = format!("failed:\nerror: linker `cc` not found\nThe whole log is {}. ", log.display());
     assert!(said.code == Some(1) && said.stderr.contains(&message), "{}", said.stderr);
     assert_eq!(fs::read_to_string(log).expect("a log").lines().count(), 33);
+}
+
+/// By a `root` or a `dry-run` in its pip.conf.
+#[test]
+fn an_installer_that_installs_elsewhere_leaves_no_libtorch() {
+    let set_up = SetUp::new();
+    let elsewhere = set_up.sandbox.home().join("elsewhere");
+    fs::write(&elsewhere, "").expect("written");
+    let said = Sandbox::said(&mut set_up.build());
+    assert!(said.code == Some(1) && said.stderr.contains("`pip config list` shows them"), "{}", said.stderr);
+    assert!(!set_up.libtorch().join(ftctl::image::libtorch::VERSION).exists());
+    fs::remove_file(elsewhere).expect("removed");
+    assert!(Sandbox::said(&mut set_up.build()).stderr.contains("no compiler today"), "it is installed again");
 }
 
 #[test]
