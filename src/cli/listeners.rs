@@ -1,10 +1,10 @@
 //! Who is told of jobs: the `[notify]` of the user's file.
 
-use std::{io, process::Stdio, sync::Arc};
+use std::{io, process::Stdio, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use reqwest::Url;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, process};
 
 use crate::{
@@ -36,18 +36,39 @@ pub fn of(notify: &Notify) -> Result<Vec<Arc<dyn Listener>>, Failure> {
 /// Takes JSON by POST, as those of Slack, Teams and Discord do.
 struct Webhook(Url);
 
+/// Hosts of the workflows that Teams makes for a channel.
+const TEAMS: [&str; 2] = [".logic.azure.com", ".api.powerplatform.com"];
+/// Between two tries, of which a listener that is busy gets as many as its time allows.
+const PAUSE: Duration = Duration::from_secs(2);
+const TRIES: u32 = 3;
+
 #[async_trait]
 impl Listener for Webhook {
     async fn hear(&self, message: &Value) -> Result<(), String> {
         let client = transit::client(&self.0).build().map_err(|error| transit::why(&error))?;
-        let answer = client.post(self.0.clone()).json(message).send().await;
         let host = self.0.host_str().unwrap_or_default();
-        match answer {
-            Err(error) => Err(format!("the webhook at {host}: {}", transit::why(&error))),
-            Ok(answer) if answer.status().is_success() => Ok(()),
-            Ok(answer) => Err(format!("the webhook at {host} answered {}", answer.status().as_u16())),
+        let card = TEAMS.iter().any(|end| host.ends_with(end)).then(|| as_card(message));
+        for tries_left in (0..TRIES).rev() {
+            let answer = client.post(self.0.clone()).json(card.as_ref().unwrap_or(message)).send().await;
+            let status = answer.map_err(|error| format!("the webhook at {host}: {}", transit::why(&error)))?.status();
+            match status.as_u16() {
+                _ if status.is_success() => break,
+                429 | 500.. if tries_left > 0 => tokio::time::sleep(PAUSE).await,
+                code => return Err(format!("the webhook at {host} answered {code}")),
+            }
         }
+        Ok(())
     }
+}
+
+/// A message as Teams shows it: an Adaptive Card. Slack and Discord would refuse it for its attachment.
+fn as_card(message: &Value) -> Value {
+    let text = json!({ "type": "TextBlock", "wrap": true, "text": message["text"] });
+    let card = json!({ "type": "AdaptiveCard", "version": "1.4", "body": [text] });
+    let mut message = message.clone();
+    message["type"] = json!("message");
+    message["attachments"] = json!([{ "contentType": "application/vnd.microsoft.card.adaptive", "content": card }]);
+    message
 }
 
 /// Reads the message on stdin.
@@ -69,5 +90,37 @@ impl Listener for Command {
         }
         let status = child.wait().await.map_err(failed)?;
         if status.success() { Ok(()) } else { Err(format!("{} ended with {status}", self.program)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::devcloud::http::{Reply, serve};
+
+    #[tokio::test]
+    async fn a_webhook_that_is_busy_is_tried_again_and_one_that_refuses_is_not() {
+        for (statuses, told, tries) in [(&[429, 503, 200][..], true, 3), (&[500; 4], false, 3), (&[404; 4], false, 1)] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let hook = Webhook(format!("http://{}/hook", listener.local_addr().unwrap()).parse().unwrap());
+            let asked = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&asked);
+            let serving = tokio::spawn(serve(listener, move |_| {
+                let status = statuses[counted.fetch_add(1, Ordering::Relaxed)];
+                async move { Some(Reply::json(status, &json!({}))) }
+            }));
+            assert_eq!(hook.hear(&json!({})).await.is_ok(), told, "{statuses:?}");
+            assert_eq!(asked.load(Ordering::Relaxed), tries, "{statuses:?}");
+            serving.abort();
+        }
+    }
+
+    #[test]
+    fn a_workflow_of_teams_gets_a_card() {
+        let card = as_card(&json!({ "event": "ended", "text": "ftctl: a-bcdfgh succeeded" }));
+        assert_eq!(card["attachments"][0]["content"]["body"][0]["text"], "ftctl: a-bcdfgh succeeded");
+        assert_eq!((&card["type"], &card["event"]), (&json!("message"), &json!("ended")));
     }
 }

@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{World, receipt};
-use crate::job::{record::Record, state::State};
+use crate::{
+    exit::Exit,
+    job::{record::Record, state::State},
+};
 
 const NOTICE_SCHEMA: &str = "ftctl.notice/1";
 /// A listener that takes longer is given up: the job is not looked after meanwhile.
@@ -51,7 +54,7 @@ pub(super) async fn tell(world: &World, record: &Record, news: &News) {
     }
 }
 
-/// Slack and Teams show `text`, Discord `content`; programs read the rest.
+/// Slack shows `text`, Discord `content`; programs read the rest.
 fn message(world: &World, record: &Record, news: &News) -> Value {
     let receipt = receipt::receipt(record, world.clock.now());
     let of_attempt = || record.attempts.iter().rev().find_map(|attempt| attempt.reason.as_deref());
@@ -64,9 +67,10 @@ fn message(world: &World, record: &Record, news: &News) -> Value {
         Some(reason) => format!(" ({})", reason.lines().next().unwrap_or_default()),
         None => String::new(),
     };
+    let exit = if event == "may_bill" { Some(Exit::MayBill as u8) } else { record.exit };
     let text = format!("ftctl: {} {what}{after}; {} so far", record.id, receipt.cost);
     json!({
-        "schema": NOTICE_SCHEMA, "event": event, "job": record.id, "state": record.state.label(record.outcome), "exit": record.exit,
+        "schema": NOTICE_SCHEMA, "event": event, "job": record.id, "state": record.state.label(record.outcome), "exit": exit,
         "reason": reason, "attempt": record.attempt, "cost": receipt.cost, "text": text, "content": text,
     })
 }
