@@ -611,6 +611,17 @@ fn a_token_file_says_what_it_is() {
         (refused("nanogpt", b"PAR1\x15\x04\x15\x10\x15\x14\x4c\x15", &[]), "it is a parquet file and not tokens"),
         (refused("nanogpt", b"\x40\0\0\0\0\0\0\0{\"a\"", &[]), "a file of weights (safetensors)"),
         (refused("nanogpt", &wide(2), &[("spm.model", "")]), "a vocabulary of SentencePiece"),
+        (refused("nanogpt", &wide(2), &[("tok4096.model", "")]), "tok4096.model, a vocabulary of SentencePiece"),
+        (refused("nanogpt", &wide(2), &[("cl100k_base.tiktoken", "")]), "cl100k_base.tiktoken, a vocabulary of tiktoken"),
+        (
+            refused("nanogpt", &wide(2), &[("config.json", r#"{"vocab_size": 32000}"#)]),
+            "config.json, a description of a vocabulary of 32000",
+        ),
+        (refused("nanogpt", &wide(2), &[("meta.json", r#"{"vocab_size": 65}"#)]), "a description of a vocabulary of 65"),
+        (
+            refused("nanogpt", &wide(2), &[("tokenizer_config.json", r#"{"tokenizer_class": "LlamaTokenizer"}"#)]),
+            "tokenizer_config.json, the settings of a LlamaTokenizer",
+        ),
         (refused("nanogpt", &llama.clone()[..4], &[]), "stands for none of GPT-2's tokens"),
         (refused("nanogpt", &[&20_240_520_u32.to_le_bytes()[..], &wide(2)].concat(), &[]), "say data.format = \"llm-c\""),
         (refused("llm-c", &llama, &[]), "these are Llama 3's"),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use super::{Inputs, Progress, Stage};
@@ -10,7 +11,7 @@ use crate::data::DataError;
 use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer, map};
 use crate::data::text::refuse_other_content;
 use crate::data::tokenizer::Tokenizer;
-use crate::files::read_text;
+use crate::files::{read_at_most, read_text};
 use crate::model::PUBLISHED_VOCABULARY;
 use crate::settings::{DataFormat, TokenizerKind};
 
@@ -63,12 +64,54 @@ pub fn read_beside(format: DataFormat, path: &Path) -> Vec<PathBuf> {
 }
 
 /// Further files beside a token file that have another vocabulary than GPT-2's.
-const OTHER_VOCABULARIES: [(&str, &str); 4] = [
+const OTHER_VOCABULARIES: [(&str, &str); 6] = [
     ("meta.pkl", "nanoGPT's vocabulary of single characters"),
     ("dict.txt", "a dictionary of fairseq (data.format = \"fairseq\" reads what lies beside one)"),
     ("spm.model", "a vocabulary of SentencePiece"),
     ("tokenizer.pkl", "a vocabulary of tiktoken or nanochat"),
+    ("stoi.pkl", "a vocabulary of a notebook"),
+    ("vocab.pkl", "a vocabulary of a notebook"),
 ];
+/// Ends of the names of such files, which have names of their own: `tok4096.model` of llama2.c, `cl100k_base.tiktoken`.
+const OTHER_ENDS: [(&str, &str); 3] = [
+    (".model", "a vocabulary of SentencePiece"),
+    (".tiktoken", "a vocabulary of tiktoken"),
+    (".spm", "a vocabulary of SentencePiece"),
+];
+/// Descriptions that tell the size of a vocabulary, where no tokenizer lies beside them.
+const DESCRIPTIONS: [&str; 3] = ["config.json", "tokenizer_config.json", "meta.json"];
+/// Bytes of the longest description, and sizes of vocabularies that begin with GPT-2's tokens.
+const LONGEST_DESCRIPTION: u64 = 1 << 20;
+const SIZES: RangeInclusive<u64> = PUBLISHED_VOCABULARY as u64..=51_200;
+/// A folder of text has some files; one of a corpus may have more, of which the first ones tell.
+const MOST_BESIDE: usize = 10_000;
+
+/// The file in a folder that has another vocabulary than GPT-2's, and what it is.
+fn other_vocabulary(folder: &Path) -> Option<(String, String)> {
+    let mut named = Tokenizer::OTHERS.iter().chain(&OTHER_VOCABULARIES);
+    if let Some((name, what)) = named.find(|(name, _)| folder.join(name).exists()) {
+        return Some(((*name).to_owned(), (*what).to_owned()));
+    }
+    let mut there: Vec<String> =
+        folder.read_dir().ok()?.flatten().take(MOST_BESIDE).filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    there.sort();
+    let by_end = |name: &String| OTHER_ENDS.iter().find(|(end, _)| name.ends_with(end)).map(|(_, what)| (*what).to_owned());
+    if let Some(found) = there.iter().find_map(|name| Some((name.clone(), by_end(name)?))) {
+        return Some(found);
+    }
+    if Tokenizer::lies_in(folder) {
+        return None;
+    }
+    DESCRIPTIONS.into_iter().find_map(|name| {
+        let text = read_at_most(&folder.join(name), LONGEST_DESCRIPTION).ok()?;
+        let told: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        if let Some(size) = told["vocab_size"].as_u64().filter(|size| !SIZES.contains(size)) {
+            return Some((name.to_owned(), format!("a description of a vocabulary of {size}")));
+        }
+        let class = told["tokenizer_class"].as_str().filter(|class| !class.starts_with("GPT2"))?;
+        Some((name.to_owned(), format!("the settings of a {}", class.escape_debug())))
+    })
+}
 
 /// The tokenizer that made the tokens: the one beside them, else GPT-2's.
 pub fn vocabulary(format: DataFormat, inputs: &Inputs) -> Result<(TokenizerKind, Tokenizer), DataError> {
@@ -85,8 +128,7 @@ pub fn vocabulary(format: DataFormat, inputs: &Inputs) -> Result<(TokenizerKind,
                           name the text itself, or set data.format = \"fairseq\" if dict.txt lies there too";
             return Err(DataError::Malformed { path: path.clone(), place: "its vocabulary".to_owned(), reason: reason.to_owned() });
         }
-        let mut others = Tokenizer::OTHERS.iter().chain(&OTHER_VOCABULARIES);
-        if let Some((name, what)) = others.find(|(name, _)| folder.join(name).exists()) {
+        if let Some((name, what)) = other_vocabulary(folder) {
             let reason =
                 format!("{name}, {what}, lies beside it: its numbers are not those of GPT-2's tokens; name the text itself");
             let path = of_folder().next().cloned().unwrap_or_default();
@@ -313,9 +355,10 @@ fn fairseq_index(content: &[u8]) -> Result<(usize, u64), String> {
     let width = match content.get(17) {
         Some(1) => 1,
         Some(3 | 8) => 2,
-        Some(4) => 4,
-        Some(5) => 8,
-        code => return Err(format!("the dtype code {code:?} is not one of whole numbers")),
+        Some(4 | 9) => 4,
+        Some(5 | 10) => 8,
+        Some(code) => return Err(format!("the dtype code {code} is not one of whole numbers")),
+        None => return Err("it ends too early".to_owned()),
     };
     let lines = long(18).and_then(|lines| usize::try_from(lines).ok()).ok_or("it ends too early")?;
     let (sizes, positions) = content[FAIRSEQ_HEADER..].split_at_checked(lines.saturating_mul(4)).ok_or("it ends too early")?;
