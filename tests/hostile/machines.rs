@@ -194,7 +194,7 @@ fn what_expired_by_a_clock_that_is_not_ours_is_told_and_not_ended() {
     for verb in [&["prune", "--expired", "-y"][..], &["prune", "-y"]] {
         let said = alice.run(verb);
         assert!(said.code == Some(0) && said.stdout.ends_with("0 destroyed\n"), "{}{}", said.stdout, said.stderr);
-        assert!(said.stderr.contains("correct the clock") && said.stderr.contains(&job), "{}", said.stderr);
+        assert!(said.stderr.contains("correct this machine's clock") && said.stderr.contains(&job), "{}", said.stderr);
         assert_eq!(project.machines(), machines);
     }
     // A job that is over needs no machine, whatever time it is.
