@@ -16,6 +16,8 @@ use crate::files::{self, is_lfs_pointer};
 
 /// Bytes of the longest pickle of tensors; the tensors themselves lie beside it.
 const LONGEST_PICKLE: usize = 16 << 20;
+/// Bytes of the header of a safetensors file, which takes twenty times as much memory. Those of the largest models have one million.
+const LONGEST_HEADER: u64 = 16 << 20;
 const ZIP: &[u8] = b"PK\x03\x04";
 /// The pickle of a magic number with which files of torch before 1.6 begin.
 const OLD: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
@@ -118,6 +120,10 @@ impl TensorFile {
 }
 
 fn safetensors(content: &[u8]) -> Result<BTreeMap<String, Entry>, SafeTensorError> {
+    let header = content.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    if header > LONGEST_HEADER {
+        return Err(SafeTensorError::HeaderTooLarge);
+    }
     let (header, metadata) = SafeTensors::read_metadata(content)?;
     let start = size_of::<u64>() + header;
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {

@@ -356,3 +356,14 @@ fn a_pickle_runs_nothing() {
         }
     }
 }
+
+#[test]
+fn a_header_that_no_model_has_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let header = 17_u64 << 20;
+    std::fs::write(&path, header.to_le_bytes().into_iter().chain(*b"{").collect::<Vec<u8>>()).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(8 + header).unwrap();
+    let message = TensorFile::open(&path).unwrap_err().to_string();
+    assert!(message.contains("header too large"), "{message}");
+}
