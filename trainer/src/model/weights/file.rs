@@ -16,7 +16,8 @@ use crate::files::{self, is_lfs_pointer};
 
 /// Bytes of the longest pickle of tensors; the tensors themselves lie beside it.
 const LONGEST_PICKLE: usize = 16 << 20;
-/// Bytes of the header of a safetensors file, which takes twenty times as much memory. Those of the largest models have one million.
+/// Bytes of the header of a safetensors file, which takes twenty times as much memory. Those of the largest models have a
+/// million.
 const LONGEST_HEADER: u64 = 16 << 20;
 const ZIP: &[u8] = b"PK\x03\x04";
 /// The pickle of a magic number with which files of torch before 1.6 begin.
