@@ -106,6 +106,30 @@ fn a_trainer_finds_no_secret_in_its_environment() {
     assert!(agents.ends_with("closed\n") && !agents.contains("very-secret"), "{agents}");
 }
 
+/// Where a job service starts the agent, the order lies in the store, and others may write there.
+#[test]
+fn an_order_of_another_gives_an_agent_nothing() {
+    let mut machine = Machine::new();
+    let store = machine.order["store"].as_str().unwrap().to_owned();
+    let place = Path::new(&store).join("ftctl/v1/jobs/hostile-bcdfgh");
+    fs::create_dir_all(&place).unwrap();
+    let asked = ftctl::job::order::asked(&machine.order);
+    machine.order["environment"] = json!({ "CUDA_INJECTION64_PATH": "evil.so" });
+    fs::write(place.join("order.json"), machine.order.to_string()).unwrap();
+    let words = ["agent", "--job", "hostile-bcdfgh", "--attempt", "1", "--store", &store, "--asked", asked.as_str()];
+    let mut command = machine.sandbox.command(&words);
+    command.env("PATH", format!("{}:{}", machine.sandbox.path("image").display(), std::env::var("PATH").unwrap()));
+    let said = Sandbox::said(&mut machine.as_in_a_container(&command));
+    assert_eq!(said.code, Some(9), "{}", said.stderr);
+    assert!(said.stderr.contains("is not what the job's submitter ordered: somebody has changed it"), "{}", said.stderr);
+    assert!(!place.join("attempts").exists(), "nothing is begun");
+    // The honest one is carried out.
+    machine.order["environment"] = json!({});
+    fs::write(place.join("order.json"), machine.order.to_string()).unwrap();
+    let said = Sandbox::said(&mut machine.as_in_a_container(&command));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+}
+
 #[test]
 fn a_job_file_gives_the_trainer_variables_and_no_programs_and_no_sign_ins() {
     let sandbox = Sandbox::new();
