@@ -38,9 +38,9 @@ struct Webhook(Url);
 
 /// Hosts of the workflows that Teams makes for a channel.
 const TEAMS: [&str; 2] = [".logic.azure.com", ".api.powerplatform.com"];
-/// Between two tries, of which a listener that is busy gets as many as its time allows.
-const PAUSE: Duration = Duration::from_secs(2);
+/// A listener that is busy is tried so often, with a pause between.
 const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(2);
 
 #[async_trait]
 impl Listener for Webhook {

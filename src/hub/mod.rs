@@ -11,11 +11,11 @@ use std::{
     env,
     ffi::OsString,
     fs,
-    io::Read as _,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
+use ft_trainer::files;
 use reqwest::Url;
 
 use crate::{
@@ -189,7 +189,9 @@ impl Hub {
                     return Err(HubError::new(Class::Invalid, message));
                 }
                 let folder = self.fetch(name, commit, std::slice::from_ref(readme), &Silent).await?;
-                read_readme(&folder.join(dataset::README))?
+                let path = folder.join(dataset::README);
+                let text = files::read_at_most(&path, LARGEST_README).map_err(|error| HubError::disk("read", &path, &error))?;
+                files::text(text).map_err(|why| HubError::new(Class::Invalid, format!("{}: {why}", path.display())))?
             }
             None => String::new(),
         };
@@ -291,11 +293,4 @@ impl Hub {
         HubError::new(Class::NotFound, format!("{what} is not in {folder}, and HF_HUB_OFFLINE forbids to ask the hub"))
             .fix("unset HF_HUB_OFFLINE once, so that it is fetched")
     }
-}
-
-/// Another program may have put the file into the cache.
-fn read_readme(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(LARGEST_README).read_to_string(&mut text));
-    read.map(|_| text).map_err(|error| HubError::disk("read", path, &error))
 }

@@ -103,9 +103,9 @@ pub fn present(cache: &Path) -> Option<Libtorch> {
 
 /// Why the libtorch that the environment names cannot be one.
 pub fn misnamed() -> Option<String> {
-    let home = env::var_os("LIBTORCH_LIB").or_else(|| env::var_os("LIBTORCH"))?;
-    let library = Path::new(&home).join(LIBRARY);
-    (!library.is_file()).then(|| format!("LIBTORCH names {}, and there is no {}", Path::new(&home).display(), library.display()))
+    let (name, home) = ["LIBTORCH_LIB", "LIBTORCH"].into_iter().find_map(|name| Some((name, PathBuf::from(env::var_os(name)?))))?;
+    let file = home.join("lib").join(library("torch_cpu"));
+    (!file.is_file()).then(|| format!("{name} names {}, and there is no {}", home.display(), file.display()))
 }
 
 fn from_environment() -> Option<Libtorch> {
@@ -192,8 +192,9 @@ async fn run(installer: &Installer, partial: &Path, variant: Variant, report: &d
         let advice = installer::advice(&tail);
         return Err(ImageError::Failed { purpose: "installing libtorch", tail, log: log_path, advice });
     }
-    if !partial.join("link").join(LIBRARY).is_file() {
-        let tail = format!("the installer reported success, and there is no {LIBRARY}");
+    let needed = library("torch_cpu");
+    if !partial.join("link/lib").join(&needed).is_file() {
+        let tail = format!("the installer reported success, and there is no {needed}");
         let advice = "its own settings send wheels elsewhere, or nowhere: `pip config list` shows them";
         return Err(ImageError::Failed { purpose: "installing libtorch", tail, log: log_path, advice });
     }
@@ -202,8 +203,10 @@ async fn run(installer: &Installer, partial: &Path, variant: Variant, report: &d
     Ok(())
 }
 
-/// In a libtorch's folder, by its way through [`link_view`] too.
-const LIBRARY: &str = if cfg!(target_os = "macos") { "lib/libtorch_cpu.dylib" } else { "lib/libtorch_cpu.so" };
+/// The file of a library, in the folder `lib` of a libtorch.
+fn library(name: &str) -> String {
+    format!("lib{name}.{}", if cfg!(target_os = "macos") { "dylib" } else { "so" })
+}
 
 /// Bytes below a directory; files that vanish meanwhile count as nothing.
 fn size_of(directory: &Path) -> u64 {
@@ -224,9 +227,7 @@ fn size_of(directory: &Path) -> u64 {
 fn link_view(partial: &Path) -> Result<()> {
     let link = partial.join("link/lib");
     fs::create_dir_all(&link).map_err(io_error("create", &link))?;
-    let extension = if cfg!(target_os = "macos") { "dylib" } else { "so" };
-    for library in ["c10", "torch_cpu", "torch"] {
-        let name = format!("lib{library}.{extension}");
+    for name in ["c10", "torch_cpu", "torch"].map(library) {
         let target = Path::new("../../site/torch/lib").join(&name);
         std::os::unix::fs::symlink(target, link.join(&name)).map_err(io_error("link", &link))?;
     }

@@ -33,6 +33,16 @@ struct Proof {
     reached: Reached,
 }
 
+impl Proof {
+    /// Why the record is not of the job that was submitted.
+    fn changed(&self, record: &Record) -> Option<&'static str> {
+        if self.plan != record.plan.digest() {
+            return Some("its plan is not the one that was submitted here");
+        }
+        (!self.reached.is_kept_by(record)).then_some("its record says less was done than this machine saw")
+    }
+}
+
 /// How far the job had come when this machine last wrote its record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Reached {
@@ -123,11 +133,7 @@ impl Adoption {
 
     /// The change that somebody has made to a job that was submitted here.
     pub fn changed(&self, record: &Record) -> Option<&'static str> {
-        let proof = self.kept(&record.id)?;
-        if proof.plan != record.plan.digest() {
-            return Some("its plan is not the one that was submitted here");
-        }
-        (!proof.reached.is_kept_by(record)).then_some("its record says less was done than this machine saw")
+        self.kept(&record.id)?.changed(record)
     }
 
     /// The image that this machine made before to run the job: anybody could have written the one in the record.
@@ -136,7 +142,7 @@ impl Adoption {
     }
 
     fn proof(&self, record: &Record) -> Option<Proof> {
-        self.kept(&record.id).filter(|proof| proof.plan == record.plan.digest() && proof.reached.is_kept_by(record))
+        self.kept(&record.id).filter(|proof| proof.changed(record).is_none())
     }
 
     fn kept(&self, id: &JobId) -> Option<Proof> {
