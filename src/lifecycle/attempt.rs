@@ -127,8 +127,8 @@ async fn last_known(world: &World, record: &Record) -> Result<Option<Timestamp>>
     let there = if record.plan.replaces_machines() { paid(world, record).await? } else { listed(world, record, |_| true).await? };
     match there {
         None => {
-            let began = world.provider.began(&AttemptId::new(&record.id, record.attempt)).await?;
-            Ok(match began {
+            let Some(service) = world.provider.service() else { return Ok(None) };
+            Ok(match service.began(&AttemptId::new(&record.id, record.attempt)).await? {
                 Some(since) => Some(observe::here(world, record, since).await),
                 None => None,
             })

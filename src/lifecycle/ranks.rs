@@ -63,10 +63,10 @@ async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options,
         let over = record.attempt > attempt || record.state == State::Finished;
         let stored = stored.get_or_insert_with(|| Stored::of(world, &record, attempt, options.rank));
         let mut pieces = stored.read().await?;
-        if !stored.has_begun {
+        if let Some(service) = world.provider.service().filter(|_| !stored.has_begun) {
             let on_node = record.plan.processes_per_node().max(1);
             let node = options.rank.map(|rank| rank / u32::try_from(on_node).unwrap_or(u32::MAX));
-            pieces = match world.provider.output(&of, node, &mut cursor).await {
+            pieces = match service.output(&of, node, &mut cursor).await {
                 Err(error) if error.class == Class::Network && options.follow => {
                     world.clock.sleep(EVERY).await;
                     continue;

@@ -103,13 +103,11 @@ pub(super) fn gone(id: &JobId) -> String {
 /// Before the machine of a job that has succeeded is taken away, its service may finish; a user who wants an end has it at once.
 /// The work is in the store, so no failure matters. The machine's time is the attempt's, and has the attempt's limits.
 async fn settle(world: &World, job: &Journal) {
-    if job.only_ends {
-        return;
-    }
+    let Some(service) = world.provider.service().filter(|_| !job.only_ends) else { return };
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     tokio::select! {
         biased;
-        settled = world.provider.settle(&attempt) => {
+        settled = service.settle(&attempt) => {
             if let Err(error) = settled {
                 world.report.warn(&format!("the backend was not waited for: {}", error.message));
             }
@@ -131,7 +129,10 @@ async fn wish_to_end(world: &World, record: &Record) {
 /// Closes the books of the dead attempt and opens the next. The rest of the old machine is destroyed first (which also sends the
 /// last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, over: Option<Timestamp>, why: &str, nodes: usize) -> Result<()> {
-    world.provider.clear(&job.record.id).await?;
+    match world.provider.service() {
+        Some(service) => service.clear(&job.record.id).await?,
+        None => world.provider.destroy(&job.record.id).await?,
+    }
     attempt::finish(world, job, over, why).await?;
     attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));

@@ -62,13 +62,11 @@ pub struct Capabilities {
     pub bills: bool,
     /// Its machines show signs of life that do not come through the store: [`Provider::signs`].
     pub signs: bool,
-    /// It has a catalogue of its own, in which its users look for data and models: [`Provider::publish`].
-    pub catalogue: bool,
     /// It is a cloud to rehearse with, on this machine: nothing of it costs money.
     pub simulated: bool,
 }
 
-/// An entry for a backend's catalogue.
+/// An entry for a service's catalogue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Publication {
     /// Where the job's store is.
@@ -211,6 +209,11 @@ pub trait Account: Send + Sync {
 pub trait Provider: Account {
     fn capabilities(&self) -> Capabilities;
 
+    /// Where an attempt is a job of somebody else's service, rather than a machine.
+    fn service(&self) -> Option<&dyn JobService> {
+        None
+    }
+
     /// Says what [`Provider::image`] builds here for this plan; `None` where nothing is built.
     fn build<'p>(&self, _plan: &'p Plan) -> Option<Build<'p>> {
         None
@@ -241,11 +244,6 @@ pub trait Provider: Account {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
 
-    /// Since when an attempt had its machine that [`Provider::list`] shows no more; `None` where it had none, or nobody knows.
-    async fn began(&self, _attempt: &AttemptId) -> Result<Option<Timestamp>> {
-        Ok(None)
-    }
-
     /// When the machine of an attempt that is over lost its power, at the latest, by the provider's clock; `None` where that is not
     /// known.
     async fn ended(&self, _attempt: &AttemptId) -> Result<Option<Timestamp>> {
@@ -269,32 +267,8 @@ pub trait Provider: Account {
         Ok(None)
     }
 
-    /// The output of this node, or of each node of the attempt, since `cursor`, by the backend's own account. It is of every
-    /// machine that was the node, in their order, and a megabyte of each at most. Empty where nothing is there yet, or where it
-    /// is not kept.
-    async fn output(&self, _attempt: &AttemptId, _node: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
-        Ok(Vec::new())
-    }
-
-    /// Enters something in the backend's catalogue, or finds it there, and answers its name. Only where
-    /// [`Capabilities::catalogue`].
-    async fn publish(&self, _publication: &Publication) -> Result<String> {
-        Err(ProviderError::new(Class::Invalid, "this backend has no catalogue"))
-    }
-
-    /// Lets a service finish with an attempt that has done its work: it may still keep its outputs. Returns when it has, and after
-    /// some minutes at the latest.
-    async fn settle(&self, _attempt: &AttemptId) -> Result<()> {
-        Ok(())
-    }
-
     /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.
     async fn preempt(&self, attempt: &AttemptId) -> Result<()>;
-
-    /// Ends what is left of the job's attempts before the next. What the next has a use for may stay, where it ends by itself.
-    async fn clear(&self, job: &JobId) -> Result<()> {
-        self.destroy(job).await
-    }
 
     /// Destroys everything of this job. Works with half-made things, with nothing, and twice. Output that the agent has not sent
     /// yet is sent first where the machine allows it. Returns when [`Provider::list`] no longer shows the job.
@@ -311,6 +285,29 @@ pub trait Provider: Account {
     async fn session(&self, attempt: &AttemptId, _command: &[String], _terminal: bool) -> Result<Session> {
         Err(ProviderError::new(Class::Invalid, format!("no command can be run on {}", attempt.machine_name())))
     }
+}
+
+/// Questions to a service that queues attempts, keeps what they write, and has a catalogue in which its users look.
+#[async_trait]
+pub trait JobService: Send + Sync {
+    /// Since when an attempt had its machine that [`Provider::list`] shows no more; `None` where it had none, or where that is not
+    /// known.
+    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>>;
+
+    /// The output of this node, or of each node of the attempt, since `cursor`, by the service's own account. It is of every
+    /// machine that was the node, in their order, and a megabyte of each at most. Empty where nothing is there yet.
+    async fn output(&self, attempt: &AttemptId, node: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>>;
+
+    /// Enters something in the catalogue, or finds it there, and answers its name.
+    async fn publish(&self, publication: &Publication) -> Result<String>;
+
+    /// Lets the service finish with an attempt that has done its work: it may still keep its outputs. Returns when it has, and
+    /// after some minutes at the latest.
+    async fn settle(&self, attempt: &AttemptId) -> Result<()>;
+
+    /// Ends what is left of the job's attempts before the next. Unlike [`Provider::destroy`] it may leave what the next has a use
+    /// for, where that ends by itself.
+    async fn clear(&self, job: &JobId) -> Result<()>;
 }
 
 /// The container image of a plan whose machines start one. Fails as [`Class::Invalid`] where it names none.

@@ -24,6 +24,7 @@ mod offer;
 mod prices;
 mod quota;
 mod refusal;
+mod service;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -51,8 +52,8 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Account, Capabilities, Class, Console, Cursor, FAREWELL, Output, Provider, ProviderError, Publication, Resource, Result,
-    Sighting, Signs, line, named_image,
+    Account, Capabilities, Class, Console, FAREWELL, JobService, Provider, ProviderError, Resource, Result, Sighting, Signs, line,
+    named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
@@ -391,8 +392,12 @@ impl Account for Azureml {
 
 #[async_trait]
 impl Provider for Azureml {
+    fn service(&self) -> Option<&dyn JobService> {
+        Some(self)
+    }
+
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: true, catalogue: true, simulated: line::is_near(self.client.endpoint.as_str()) }
+        Capabilities { bills: true, signs: true, simulated: line::is_near(self.client.endpoint.as_str()) }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {
@@ -451,13 +456,6 @@ impl Provider for Azureml {
         })
     }
 
-    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
-        match self.find(attempt).await? {
-            Some(found) => Ok(job::began(&found, &self.history(&attempt.machine_name()).await?)),
-            None => Ok(None),
-        }
-    }
-
     async fn ended(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
         match self.find(attempt).await? {
             Some(found) if !job::is_live(&found) => Ok(job::ended(&self.history(&attempt.machine_name()).await?)),
@@ -485,44 +483,10 @@ impl Provider for Azureml {
         Ok(Some(console::read(&self.client, &details, start).await?))
     }
 
-    async fn output(&self, attempt: &AttemptId, node: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>> {
-        if self.find(attempt).await?.is_none() {
-            return Ok(Vec::new());
-        }
-        let details = self.history(&attempt.machine_name()).await?;
-        Ok(console::each(&self.client, &details, node, cursor).await?)
-    }
-
-    async fn publish(&self, publication: &Publication) -> Result<String> {
-        let mark = self.mark().await?;
-        Ok(match publication {
-            Publication::Store => self.publish_store(&mark).await?,
-            Publication::Model { attempt, receipt, perplexity } => {
-                let tags = assets::tags(attempt, receipt, perplexity.as_deref(), &mark);
-                self.publish_model(attempt, &tags).await?
-            }
-        })
-    }
-
-    /// A job that is cancelled before it is over is a cancelled one in the studio, and may lack its outputs.
-    async fn settle(&self, attempt: &AttemptId) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < self.client.pace.end && self.find(attempt).await?.as_ref().is_some_and(job::is_live) {
-            sleep(self.client.pace.look).await;
-        }
-        Ok(())
-    }
-
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
         let absent = || ProviderError::new(Class::Invalid, format!("there is no job {} to preempt", attempt.machine_name()));
         let found = self.find(attempt).await?.filter(job::is_live).ok_or_else(absent)?;
         self.end(job::name(&found).map(str::to_owned).into_iter().collect()).await
-    }
-
-    /// The cluster stays: the next attempt is on it, and its identity may have been given rights. Nodes without a job leave.
-    async fn clear(&self, job: &JobId) -> Result<()> {
-        let live = live(&self.of(job, &self.mark().await?).await?);
-        self.end(live).await
     }
 
     async fn destroy(&self, job: &JobId) -> Result<()> {

@@ -25,6 +25,7 @@ use crate::{
     identity::entra::{MANAGEMENT, TokenSource},
     job::{azureml::AzuremlSpec, finding::Health},
     provider::{
+        Publication,
         clock::SystemClock,
         conformance::{self, attempt, order},
     },

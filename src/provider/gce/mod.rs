@@ -327,7 +327,7 @@ impl Account for Gce {
 #[async_trait]
 impl Provider for Gce {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: true, catalogue: false, simulated: line::is_near(self.client.endpoint()) }
+        Capabilities { bills: true, signs: true, simulated: line::is_near(self.client.endpoint()) }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use super::*;
 use crate::{
     devcloud::azureml::{Devcloud, Options, Workspace},
-    provider::conformance::World,
+    provider::{Cursor, Output, conformance::World},
     store::Store,
 };
 
