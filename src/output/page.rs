@@ -40,6 +40,12 @@ pub struct Series {
     pub checkpoints: Vec<f64>,
 }
 
+impl Series {
+    fn marks(&self) -> impl Iterator<Item = f64> {
+        self.resumed.iter().chain(&self.checkpoints).copied()
+    }
+}
+
 /// A fact, with its value for each job.
 pub type Fact = (&'static str, Vec<String>);
 
@@ -128,7 +134,9 @@ fn drawing(chart: &Chart) -> Result<String, Box<dyn std::error::Error>> {
     let values = || series.iter().flat_map(|series| &series.points).map(|point| point.1);
     let logarithmic = chart.logarithmic && values().all(|value| value > 0.0);
     let scaled = |value: f64| if logarithmic { value.log10() } else { value };
-    let (left, right) = around(series.iter().flat_map(|series| &series.points).map(|point| point.0), 0.0);
+    // An attempt may have resumed before the first number was logged.
+    let positions = |series: &Series| series.points.iter().map(|point| point.0).chain(series.marks()).collect::<Vec<_>>();
+    let (left, right) = around(series.iter().flat_map(positions), 0.0);
     let (low, high) = around(values().map(scaled), 0.05);
     let ticks = if logarithmic { logarithmic_ticks(low, high) } else { round_ticks(low, high, 0.0) };
     let mut svg = String::new();
@@ -156,12 +164,11 @@ fn drawing(chart: &Chart) -> Result<String, Box<dyn std::error::Error>> {
             let strength = if smooth.is_empty() { 1.0 } else { 0.35 };
             area.draw_series(LineSeries::new(points, colour.mix(strength).stroke_width(2)))?;
             area.draw_series(LineSeries::new(smooth, colour.stroke_width(2)))?;
-            for at in one.resumed.iter().filter(|at| (left..=right).contains(*at)) {
+            for at in &one.resumed {
                 let line = DashedLineSeries::new([(*at, low), (*at, high)], 5, 4, MARK.stroke_width(1));
                 area.draw_series(line)?;
             }
-            let marks = one.checkpoints.iter().filter(|at| (left..=right).contains(*at));
-            area.draw_series(marks.map(|at| TriangleMarker::new((*at, low), 5, colour.filled())))?;
+            area.draw_series(one.checkpoints.iter().map(|at| TriangleMarker::new((*at, low), 5, colour.filled())))?;
             if let [(at, value)] = one.points[..] {
                 let point = Circle::new((at, scaled(value)), 3, colour.filled());
                 area.draw_series([point])?;
@@ -310,6 +317,16 @@ mod tests {
         assert_eq!(page.matches("<svg").count(), 3);
         assert!(!page.contains("\"#0"), "a colour that no series has");
         assert!(page.len() < 120_000, "2,500 points are thinned: {} bytes", page.len());
+    }
+
+    #[test]
+    fn an_attempt_that_resumed_before_the_first_number_is_drawn() {
+        let drawn = |resumed: Vec<f64>| {
+            let series = vec![Series { points: vec![(50.0, 4.0), (100.0, 3.0)], resumed, ..Series::default() }];
+            figure(&Chart { series, ..chart(Vec::new()) }, &["a".to_owned()]).matches("var(--mark)").count()
+        };
+        assert_eq!(drawn(Vec::new()), 0);
+        assert!(drawn(vec![0.0]) > 1, "a dashed line at the left edge");
     }
 
     #[test]
