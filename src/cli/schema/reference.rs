@@ -128,7 +128,7 @@ fn text(value: &Value) -> &str {
 /// The default in a job file's spelling.
 fn shown(default: &Value) -> String {
     match default {
-        Value::Null => String::new(),
+        Value::Null => "none".to_owned(),
         Value::Array(all) if all.is_empty() => "`[]`".to_owned(),
         Value::Object(all) if all.is_empty() => "none".to_owned(),
         default => format!("`{default}`"),
