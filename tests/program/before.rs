@@ -65,7 +65,7 @@ async fn an_order_and_leases_of_before_are_read() {
 }
 
 #[test]
-fn a_dataset_of_before_is_trained_on() {
+fn a_dataset_of_before_is_found_by_its_name() {
     let before = Before::new();
     before.0.write_rehearsal("now");
     before.ok(&["submit", "job.toml", "--wait", "--set", "dataset=@texts"]);
