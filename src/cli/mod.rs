@@ -318,51 +318,57 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         }
     }
     let looks = cli.verb.looks_at_jobs();
-    let done = match cli.verb {
-        Verb::Init(verb) => verb.run(&mut app),
-        Verb::Doctor(verb) => verb.run(&mut app),
-        Verb::Plan(verb) => verb.run(&mut app),
-        Verb::Prices(verb) => verb.run(&mut app),
-        Verb::Run(verb) => verb.run(&mut app),
-        Verb::Up(verb) => verb.run(&mut app),
-        Verb::Submit(verb) => verb.run(&mut app),
-        Verb::Status(verb) => verb.run(&mut app),
-        Verb::Logs(verb) => verb.run(&mut app),
-        Verb::Wait(verb) => verb.run(&mut app),
-        Verb::Explain(verb) => verb.run(&mut app),
-        Verb::Exec(verb) => verb.run(&mut app),
-        Verb::Ssh(verb) => verb.run(&mut app),
-        Verb::Report(verb) => verb.run(&mut app),
-        Verb::Show(verb) => verb.run(&mut app),
-        Verb::Compare(verb) => verb.run(&mut app),
-        Verb::Cancel(verb) => verb.run(&mut app),
-        Verb::Resume(verb) => verb.run(&mut app),
-        Verb::Download(verb) => verb.run(&mut app),
-        Verb::Down(verb) => verb.run(&mut app),
-        Verb::Prune(verb) => verb.run(&mut app),
-        Verb::Rm(verb) => verb.run(&mut app),
-        Verb::Bill(verb) => verb.run(&mut app),
-        Verb::Prepare(verb) => verb.run(&mut app),
-        Verb::Upload(verb) => verb.run(&mut app),
-        Verb::Build(verb) => verb.run(&mut app),
-        Verb::Push(verb) => verb.run(&mut app),
-        Verb::Generate(verb) => verb.run(&mut app),
-        Verb::Eval(verb) => verb.run(&mut app),
-        Verb::Drill(verb) => verb.run(&mut app),
-        Verb::Devcloud(verb) => verb.run(&mut app),
-        Verb::Config(verb) => verb.run(&mut app),
-        Verb::Trust(verb) => verb.run(&mut app),
-        Verb::Completion(verb) => verb.run(&mut app),
-        Verb::Man(verb) => verb.run(&mut app),
-        Verb::Schema(arguments) => arguments.run(&mut app),
-        Verb::Version(_) => version::run(&mut app),
-        Verb::Agent(verb) => verb.run(&mut app),
-    };
+    let done = cli.verb.run(&mut app);
     if looks {
         app.settle_debts(&done);
     }
     done?;
     Ok(app.passed_on.into())
+}
+
+impl Verb {
+    fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        match self {
+            Verb::Init(verb) => verb.run(app),
+            Verb::Doctor(verb) => verb.run(app),
+            Verb::Plan(verb) => verb.run(app),
+            Verb::Prices(verb) => verb.run(app),
+            Verb::Run(verb) => verb.run(app),
+            Verb::Up(verb) => verb.run(app),
+            Verb::Submit(verb) => verb.run(app),
+            Verb::Status(verb) => verb.run(app),
+            Verb::Logs(verb) => verb.run(app),
+            Verb::Wait(verb) => verb.run(app),
+            Verb::Explain(verb) => verb.run(app),
+            Verb::Exec(verb) => verb.run(app),
+            Verb::Ssh(verb) => verb.run(app),
+            Verb::Report(verb) => verb.run(app),
+            Verb::Show(verb) => verb.run(app),
+            Verb::Compare(verb) => verb.run(app),
+            Verb::Cancel(verb) => verb.run(app),
+            Verb::Resume(verb) => verb.run(app),
+            Verb::Download(verb) => verb.run(app),
+            Verb::Down(verb) => verb.run(app),
+            Verb::Prune(verb) => verb.run(app),
+            Verb::Rm(verb) => verb.run(app),
+            Verb::Bill(verb) => verb.run(app),
+            Verb::Prepare(verb) => verb.run(app),
+            Verb::Upload(verb) => verb.run(app),
+            Verb::Build(verb) => verb.run(app),
+            Verb::Push(verb) => verb.run(app),
+            Verb::Generate(verb) => verb.run(app),
+            Verb::Eval(verb) => verb.run(app),
+            Verb::Drill(verb) => verb.run(app),
+            Verb::Devcloud(verb) => verb.run(app),
+            Verb::Config(verb) => verb.run(app),
+            Verb::Trust(verb) => verb.run(app),
+            Verb::Completion(verb) => verb.run(app),
+            Verb::Man(verb) => verb.run(app),
+            Verb::Schema(arguments) => arguments.run(app),
+            Verb::Version(_) => version::run(app),
+            Verb::Agent(verb) => verb.run(app),
+        }
+    }
 }
 
 /// The whole command line, for parsing and for completion scripts.
