@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::BTreeMap,
     fs,
+    io::Read as _,
     path::Path,
     process::{Command, Output},
 };
@@ -47,16 +49,54 @@ pub fn look(page: &Path, width: u32, is_dark: bool) -> Value {
     serde_json::from_str(&title).unwrap_or_else(|error| panic!("{error}: {title}"))
 }
 
-/// Draws a page that wide and high, which cannot be blank then.
-pub fn screenshot(page: &Path, (width, height): (u32, u32)) {
+/// Draws a page that wide and high, and counts its pixels of each colour.
+pub fn screenshot(page: &Path, (width, height): (u32, u32)) -> BTreeMap<[u8; 3], usize> {
     let image = page.with_extension("png");
     let size = format!("--window-size={width},{height}");
     let output = chromium(&[&size, "--hide-scrollbars", &format!("--screenshot={}", image.display())], page);
     let drawn = fs::read(&image).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
     let begins = [&b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"[..], &width.to_be_bytes(), &height.to_be_bytes()].concat();
     assert!(drawn.starts_with(&begins), "{:?}", &drawn[..begins.len().min(drawn.len())]);
-    // One colour alone takes a few kilobytes.
-    assert!(drawn.len() > 30_000, "{} bytes", drawn.len());
+    let mut colours = BTreeMap::new();
+    for pixel in pixels(&drawn, width as usize) {
+        *colours.entry(pixel).or_default() += 1;
+    }
+    colours
+}
+
+/// The colours of an image of 8 bits a channel that is not interlaced, as Chromium writes it (PNG, third edition, sections 5 and 9).
+fn pixels(png: &[u8], width: usize) -> Vec<[u8; 3]> {
+    let channels = match png[24..29] {
+        [8, 2, 0, 0, 0] => 3,
+        [8, 6, 0, 0, 0] => 4,
+        ref other => panic!("another kind of image: {other:?}"),
+    };
+    let (mut packed, mut rest) = (Vec::new(), &png[8..]);
+    while let [a, b, c, d, chunk @ ..] = rest {
+        let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+        if chunk.starts_with(b"IDAT") {
+            packed.extend(&chunk[4..4 + length]);
+        }
+        rest = &chunk[4 + length + 4..];
+    }
+    let mut lines = Vec::new();
+    flate2::read::ZlibDecoder::new(&packed[..]).read_to_end(&mut lines).unwrap();
+    let mut above = vec![0; width * channels];
+    let mut found = Vec::new();
+    for line in lines.chunks_exact_mut(1 + width * channels) {
+        let (filter, line) = line.split_first_mut().unwrap();
+        for at in 0..line.len() {
+            let before = |line: &[u8]| at.checked_sub(channels).map_or(0, |left| i32::from(line[left]));
+            let (left, up, corner) = (before(line), i32::from(above[at]), before(&above));
+            let likely = left + up - corner;
+            let nearest = [left, up, corner].into_iter().min_by_key(|near| (likely - near).abs()).unwrap();
+            let expected = [0, left, up, left.midpoint(up), nearest][usize::from(*filter)];
+            line[at] = line[at].wrapping_add(expected as u8);
+        }
+        found.extend(line.chunks_exact(channels).map(|pixel| [pixel[0], pixel[1], pixel[2]]));
+        above.copy_from_slice(line);
+    }
+    found
 }
 
 fn chromium(arguments: &[&str], page: &Path) -> Output {

@@ -46,5 +46,11 @@ fn browser_shows_every_curve_of_two_jobs_and_nothing_over_each_other() {
             assert_eq!(seen["curve"], blue, "{width}: {seen}");
         }
     }
-    browser::screenshot(&sandbox.path("page.html"), (1340, 2000));
+    // Light: the page, its text, the curves of both jobs. The mark of the preemption is so thin that no pixel has its colour alone.
+    let drawn = browser::screenshot(&sandbox.path("page.html"), (1340, 2000));
+    let many = |colour: [u8; 3]| drawn.get(&colour).copied().unwrap_or_default();
+    assert!(many([0xff, 0xff, 0xff]) > 1_500_000, "{:?}", many([0xff, 0xff, 0xff]));
+    for colour in [[0x22, 0x22, 0x22], [0x16, 0x66, 0xb0], [0xc2, 0x41, 0x0c]] {
+        assert!(many(colour) > 50, "{colour:x?}: {} pixels", many(colour));
+    }
 }
