@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use tch::{Cuda, Device, Kind, Tensor};
 
@@ -14,6 +15,7 @@ use crate::cpu::engine;
 use crate::error::Failure;
 use crate::model::layers::linear::product;
 use crate::settings::{DeviceChoice, Engine, Offload, TrainSettings};
+use crate::world::interface;
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
@@ -21,6 +23,8 @@ const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } e
 const DRIVER: &str = "libcuda.so.1";
 /// cuBLAS gives the same bits each time only with a fixed workspace.
 const CUBLAS_WORKSPACE: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+/// The interfaces by which NCCL reaches other machines; behind `=`, the whole name of one.
+const NCCL_INTERFACE: &str = "NCCL_SOCKET_IFNAME";
 
 /// A device that can be computed on, and why it is this one.
 #[derive(Debug, Clone)]
@@ -59,10 +63,29 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
 /// Sets what libraries read from the environment. It is the first thing that a process of the trainer does: later there are threads
 /// that read there.
 pub fn set_environment(settings: &TrainSettings) {
-    if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
+    for (name, value) in variables(settings, |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned())) {
         // SAFETY: the process has no other thread yet.
-        unsafe { std::env::set_var(CUBLAS_WORKSPACE.0, CUBLAS_WORKSPACE.1) };
+        unsafe { env::set_var(name, value) };
     }
+}
+
+/// The variables that are added to an environment. What it has stays, if empty too.
+fn variables(settings: &TrainSettings, variable: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, String)> {
+    let workspace = || settings.deterministic.then(|| CUBLAS_WORKSPACE.1.to_owned());
+    // Left to itself NCCL may take the bridge of a container engine, which other machines do not reach.
+    let interface = || {
+        let is_free = settings.device != DeviceChoice::Cpu && !nccl_is_told(&variable);
+        is_free.then(|| interface(&variable)).flatten().map(|name| format!("={name}"))
+    };
+    let found: [(_, &dyn Fn() -> _); 2] = [(CUBLAS_WORKSPACE.0, &workspace), (NCCL_INTERFACE, &interface)];
+    found.into_iter().filter(|(name, _)| variable(name).is_none()).filter_map(|(name, value)| Some((name, value()?))).collect()
+}
+
+/// Whether a file that NCCL reads names interfaces. The environment would count more than the file.
+fn nccl_is_told(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let own = variable("NCCL_CONF_FILE").or_else(|| Some(format!("{}/.nccl.conf", variable("HOME")?)));
+    let mut files = own.into_iter().chain(["/etc/nccl.conf".to_owned()]).filter_map(|path| fs::read_to_string(path).ok());
+    files.any(|text| text.lines().any(|line| line.trim_start().starts_with(NCCL_INTERFACE)))
 }
 
 /// [`choose`] for training, for the process with the number `local` of those on this machine: with all that `settings` ask of
@@ -178,4 +201,50 @@ fn load(name: &str) -> Result<(), String> {
     // SAFETY: the text ends with a zero and stays until this thread's next call.
     let error = unsafe { libc::dlerror().as_ref().map(|error| CStr::from_ptr(error).to_string_lossy().into_owned()) };
     Err(error.unwrap_or_else(|| "no reason given".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: [(&str, &str); 5] =
+        [("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+
+    fn added(device: DeviceChoice, own: &[(&str, &str)]) -> Vec<(&'static str, String)> {
+        variables(&TrainSettings { device, ..TrainSettings::default() }, |name| {
+            own.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nccl_is_told_the_interface_to_other_machines_unless_it_is_already() {
+        let loopback = if cfg!(target_os = "macos") { "=lo0" } else { "=lo" };
+        let interfaces = |device, more: &[(&str, &str)]| added(device, &[&NODES[..], more].concat());
+        assert_eq!(interfaces(DeviceChoice::Auto, &[]), [(NCCL_INTERFACE, loopback.to_owned())]);
+        assert_eq!(interfaces(DeviceChoice::Cpu, &[]), []);
+        for set in ["^docker0", ""] {
+            assert_eq!(interfaces(DeviceChoice::Cuda, &[(NCCL_INTERFACE, set)]), []);
+        }
+        let home = tempfile::tempdir().unwrap();
+        let place = |text| fs::write(home.path().join(".nccl.conf"), text).unwrap();
+        let of_file = || interfaces(DeviceChoice::Cuda, &[("HOME", home.path().to_str().unwrap())]).len();
+        place("NCCL_DEBUG=INFO\nNCCL_SOCKET_IFNAME=ib0\n");
+        assert_eq!(of_file(), 0);
+        place("NCCL_DEBUG=INFO\n# NCCL_SOCKET_IFNAME=ib0\n");
+        assert_eq!(of_file(), 1);
+    }
+
+    #[test]
+    fn one_machine_needs_no_interface() {
+        assert_eq!(added(DeviceChoice::Cuda, &[NODES[0], NODES[1], ("LOCAL_WORLD_SIZE", "2"), NODES[3], NODES[4]]), []);
+        assert_eq!(added(DeviceChoice::Cuda, &[]), []);
+    }
+
+    #[test]
+    fn cublas_has_a_fixed_workspace_where_bits_are_to_be_the_same() {
+        let settings = TrainSettings { deterministic: true, ..TrainSettings::default() };
+        let (name, value) = CUBLAS_WORKSPACE;
+        assert_eq!(variables(&settings, |_| None), [(name, value.to_owned())]);
+        assert_eq!(variables(&settings, |asked| (asked == name).then(|| ":16:8".to_owned())), []);
+    }
 }

@@ -5,6 +5,7 @@
 //! same bits. Other sums are made of what all have of it, in order. What is decided from numbers is decided from those that all
 //! have, and what comes from outside (a wish, free memory) is known to all before anybody acts on it.
 
+mod addresses;
 mod channels;
 mod environment;
 mod gpus;
@@ -25,6 +26,7 @@ use tch::{Device, Kind, Tensor};
 use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
 use crate::model::Loss;
+pub use addresses::interface;
 pub use reduction::{Gradients, Reduction};
 pub(crate) use shards::BUCKET;
 pub use shards::{Shards, view};

@@ -7,7 +7,7 @@
 
 use std::io::{Error, ErrorKind};
 use std::mem::ManuallyDrop;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{BorrowedFd, FromRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
+use super::addresses::{check_addresses, own_address};
 use super::environment::Place;
 use super::{Link, World};
 use crate::aten::c10d::{Gloo, Store};
@@ -344,29 +345,6 @@ fn all_live(before: &[i64], after: &[i64]) -> bool {
     before.iter().zip(after).all(|(before, after)| before < after)
 }
 
-/// The address of this machine from which packets go where the processes meet: the others reach it there.
-fn own_address(host: &str, port: u16) -> Result<IpAddr, Failure> {
-    let found = || {
-        let there = (host, port).to_socket_addrs()?.next().ok_or_else(|| Error::other("it has no address"))?;
-        let any: SocketAddr = if there.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(there)?;
-        Ok(socket.local_addr()?.ip())
-    };
-    found().map_err(|error: Error| Failure::other(format!("there is no way to MASTER_ADDR = {host}: {error}")))
-}
-
-/// Refuses that some are reached by an address that only their own machine knows.
-fn check_addresses(addresses: &[String]) -> Result<(), Failure> {
-    let is_loopback = |address: &String| address.parse().is_ok_and(|address: IpAddr| address.is_loopback());
-    let (Some(own), true) = (addresses.iter().position(is_loopback), !addresses.iter().all(is_loopback)) else { return Ok(()) };
-    Err(Failure::input(format!(
-        "rank {own} has only the address {} towards MASTER_ADDR, which other machines do not reach; set MASTER_ADDR to an address of \
-         its network",
-        addresses[own]
-    )))
-}
-
 fn first_line(error: &str) -> &str {
     error.lines().next().unwrap_or_default()
 }
@@ -376,15 +354,6 @@ mod tests {
     use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 
     use super::*;
-
-    #[test]
-    fn loopback_is_for_processes_of_one_machine() {
-        let check = |addresses: &[&str]| check_addresses(&addresses.iter().map(|&address| address.to_owned()).collect::<Vec<_>>());
-        assert!(check(&["127.0.0.1", "127.0.0.1"]).is_ok() && check(&["10.77.0.1", "10.77.0.2"]).is_ok());
-        let failure = check(&["127.0.1.1", "10.77.0.2"]).unwrap_err();
-        assert!(failure.to_string().starts_with("rank 0 has only the address 127.0.1.1"), "{failure}");
-        assert_eq!(failure.code(), 2);
-    }
 
     #[test]
     fn only_a_socket_of_that_port_is_taken_over() {
@@ -400,11 +369,5 @@ mod tests {
     fn one_without_another_sign_of_life_is_taken_for_dead() {
         assert!(all_live(&[1, 2], &[2, 5]));
         assert!(!all_live(&[1, 2], &[2, 2]));
-    }
-
-    #[test]
-    fn the_way_to_this_machine_is_by_loopback() {
-        assert!(own_address("127.0.0.1", 29500).unwrap().is_loopback());
-        assert!(own_address("no such host", 29500).unwrap_err().to_string().contains("no such host"));
     }
 }
