@@ -10,6 +10,10 @@ use crate::settings::OptimizerKind;
 
 /// Numbers of a block, from the beginning of each tensor.
 pub const BLOCK: usize = 1 << 16;
+/// Numbers that are exchanged at once. More take more memory, fewer take more of the time that an exchange needs to begin.
+pub const BUCKET: usize = 1 << 20;
+/// Bytes that exchanges take at their peak: what arrives of two buckets, of as many sums of each process, or copies from a device.
+pub const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * 2 * BUCKET as u64;
 
 /// The parts of all processes in all tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -26,7 +26,9 @@ impl Memory {
         };
         let of = |train: &TrainSettings| {
             let each = TrainingMemory::of(shape, train, plan.processes, on_gpu).total();
-            let all = |bytes| bytes * plan.processes_per_node() as u64;
+            // The nodes of a rehearsal are one machine.
+            let beside = if plan.compute.is_here() { plan.processes } else { plan.processes_per_node() };
+            let all = |bytes| bytes * beside as u64;
             // Each process has a GPU of its own.
             if on_gpu { [each, all(TrainingMemory::beside_device(shape, train, plan.processes))] } else { [all(each), 0] }
         };
@@ -50,7 +52,7 @@ impl Memory {
         fewer.map(|nodes| Self::of(&plan.on(nodes), shape)).max_by_key(|memory| memory.needed)
     }
 
-    /// The same beside what a process of a single node keeps.
+    /// The same, and what a process of a single node keeps.
     pub fn text_of_fewer(&self, plan: &Plan) -> String {
         let alone = plan.on(1);
         let of_what = if self.on_gpu { " of the GPU" } else { "" };
@@ -58,11 +60,8 @@ impl Memory {
         let sums = TrainingMemory::waiting_sums(&alone.train, alone.processes);
         let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
         let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
-        let (all, sums) = (plan.nodes, format::of(sums, "more gradient"));
-        format!(
-            "with 1 to {all} nodes a process needs at most about {needed} MiB{of_what}{beside}; on 1 node it computes {leaves} leaves \
-             and keeps {sums}"
-        )
+        let sums = format::of(sums, "more gradient");
+        format!("at most about {needed} MiB{of_what}{beside}; on 1 node a process computes {leaves} leaves and keeps {sums}")
     }
 
     /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with

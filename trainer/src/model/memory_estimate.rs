@@ -5,7 +5,7 @@ use super::role::TensorSpec;
 use super::shape::Shape;
 use crate::settings::lora::LinearMap;
 use crate::settings::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
-use crate::shares::Shares;
+use crate::shares::{BUFFERS, Shares};
 use crate::tree;
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +35,7 @@ pub struct TrainingMemory {
     /// Further bytes while the output head, or one block's backward pass, is computed, the larger of the two; the latter with
     /// everything that is computed again for it.
     pub working: u64,
-    /// The program, copies of matrices during products, and unused gaps.
+    /// The program, copies of matrices during products, what is exchanged with other processes, and unused gaps.
     pub program: u64,
 }
 
@@ -88,7 +88,8 @@ impl TrainingMemory {
         let whole = if is_gpu { Self::on_device(shape, &one_leaf) } else { Self::estimate(shape, &one_leaf) };
         let shared = Trained::new(shape, settings);
         let of_leaves = Self::waiting_sums(settings, processes) * F32 * shared.numbers();
-        let whole = Self { gradients: whole.gradients + of_leaves, ..whole };
+        let buffers = if processes > 1 { BUFFERS } else { 0 };
+        let whole = Self { gradients: whole.gradients + of_leaves, program: whole.program + buffers, ..whole };
         if settings.zero_among(processes) == 0 {
             return whole;
         }
@@ -387,6 +388,12 @@ mod tests {
         near(of(1).optimizer, 2 * share);
         near(of(2).gradients, share + 4 * (51_281 * 768 + 2 * 12 * 768 * 768 + 28 * 768));
         assert_eq!(of(2).optimizer, of(1).optimizer);
+    }
+
+    #[test]
+    fn processes_exchange_through_buffers() {
+        let of = |processes, is_gpu| TrainingMemory::of(&small(), &TrainSettings::default(), processes, is_gpu).total();
+        assert_eq!([false, true].map(|is_gpu| of(2, is_gpu) - of(1, is_gpu)), [64 * MIB; 2]);
     }
 
     #[test]

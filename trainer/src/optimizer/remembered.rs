@@ -8,7 +8,8 @@ use super::{Optimizer, Slot, StateError};
 use crate::error::Failure;
 use crate::model::weights::tensor_file::FileError;
 use crate::offload::release;
-use crate::world::{BUCKET, World};
+use crate::shares::BUCKET;
+use crate::world::World;
 
 /// A tensor that is remembered.
 #[derive(Debug)]

@@ -95,7 +95,7 @@ impl Run {
 
     fn memory(&self) -> String {
         let [on_device, beside] = self.model.memory(&self.config.train, self.world.size());
-        let [on_device, beside] = [on_device + self.world.buffers(), beside].map(|bytes| grouped(bytes >> 20));
+        let [on_device, beside] = [on_device, beside].map(|bytes| grouped(bytes >> 20));
         if self.model.device().is_cuda() {
             return format!("memory: about {on_device} MiB of the GPU at the peak, and {beside} MiB of main memory besides");
         }

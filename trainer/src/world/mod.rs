@@ -28,7 +28,6 @@ use crate::error::Failure;
 use crate::model::Loss;
 pub use addresses::interface;
 pub use reduction::{Gradients, Reduction};
-pub(crate) use shards::BUCKET;
 pub use shards::{Shards, view};
 pub use sharing::Arrival;
 
@@ -143,11 +142,6 @@ impl World {
     /// The part of another.
     pub fn share_of(&self, rank: usize, count: usize) -> Range<usize> {
         count * rank / self.size..count * (rank + 1) / self.size
-    }
-
-    /// Bytes of main memory that exchanges take.
-    pub fn buffers(&self) -> u64 {
-        if self.size > 1 { reduction::BUFFERS } else { 0 }
     }
 
     /// The numbers of all, in the order of the ranks; a rank has `count` of them.

@@ -7,7 +7,7 @@ use std::thread;
 
 use tch::{Device, Kind, Tensor};
 
-use super::shards::{BUCKET, Bucket, Shards, buckets, rounds};
+use super::shards::{Bucket, Shards, buckets, rounds};
 use super::{Aside, World};
 use crate::aten::nccl::{Moment, Stream};
 use crate::cpu::simd::add_all;
@@ -17,11 +17,9 @@ use crate::journal::trace::span_of_exchange;
 use crate::model::Parameters;
 use crate::offload::release;
 use crate::settings;
-use crate::shares::Shares;
+use crate::shares::{BUCKET, Shares};
 use crate::tree::{self, Tree};
 
-/// Bytes that exchanges take at their peak: what arrives of two buckets, of as many sums of each process, or copies from a device.
-pub(super) const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * 2 * BUCKET as u64;
 /// Threads that exchange buckets in turns: one adds up while the other waits for what arrives.
 const LANES: [Aside; 2] = [Aside::Tensors, Aside::Between];
 

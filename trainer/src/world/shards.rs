@@ -7,10 +7,7 @@ use tch::{Device, Tensor};
 use super::take;
 use crate::model::Parameters;
 use crate::offload::release;
-use crate::shares::Shares;
-
-/// Numbers that are exchanged at once. More take more memory, fewer take more of the time that an exchange needs to begin.
-pub(crate) const BUCKET: usize = 1 << 20;
+use crate::shares::{BUCKET, Shares};
 
 /// Some numbers of each tensor: all, or this process's part.
 #[derive(Debug)]

@@ -8,13 +8,13 @@ use std::thread::{self, JoinHandle};
 
 use tch::{Device, Tensor};
 
-use super::shards::{BUCKET, Shards, buckets, rounds, view};
+use super::shards::{Shards, buckets, rounds, view};
 use super::{Aside, World};
 use crate::aten::nccl::{Moment, Stream};
 use crate::cpu::slices::floats;
 use crate::error::Failure;
 use crate::journal::trace::span_of_exchange;
-use crate::shares::Shares;
+use crate::shares::{BUCKET, Shares};
 
 /// Tensors on their way to all, beside the training.
 #[derive(Debug)]

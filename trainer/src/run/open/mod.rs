@@ -146,7 +146,7 @@ fn check_beginning(config: &TrainConfig, dataset: &Dataset) -> Result<(), Failur
 
 /// Whether there is memory for a run, on the device and beside it: for all processes of this machine.
 fn has_room(shape: &Shape, settings: &TrainSettings, most: f64, device: Device, world: &World) -> bool {
-    let needed = TrainingMemory::of(shape, settings, world.size(), device.is_cuda()).total() + world.buffers();
+    let needed = TrainingMemory::of(shape, settings, world.size(), device.is_cuda()).total();
     let main_memory = |needed| micro_batch::fits(needed * world.beside() as u64, available_memory(), most);
     match device::free_memory(device) {
         Some(free) => {
