@@ -13,6 +13,7 @@ mod processes;
 mod reduction;
 mod shards;
 mod sharing;
+mod sums;
 
 use std::fmt::Debug;
 use std::ops::Range;

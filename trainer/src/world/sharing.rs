@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use tch::{Device, Tensor};
 
-use super::shards::{Shards, buckets, rounds, view};
+use super::shards::{Bucket, Shards, buckets, rounds, view};
 use super::{Aside, World};
 use crate::aten::nccl::{Moment, Stream};
 use crate::cpu::slices::floats;
@@ -59,6 +59,20 @@ impl World {
     pub fn give_shares(&self, shares: &Shares, some: &Range<usize>, tensors: &Shards) -> Result<(), Failure> {
         let _span = span_of_exchange("weights", 0);
         rounds(shares, some).try_for_each(|buckets| self.give(&buckets[self.rank].of(tensors), &buckets, tensors))
+    }
+
+    /// Gives all what this process has of each round's buckets.
+    pub(super) fn give(&self, own: &[Tensor], buckets: &[Bucket], to: &Shards) -> Result<(), Failure> {
+        let others = || buckets.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        let places = others().flat_map(|(rank, bucket)| bucket.of(to).into_iter().map(move |part| (rank, part)));
+        self.swap_tensors(self.to_all(own), places)?;
+        others().for_each(|(_, bucket)| bucket.release(to));
+        Ok(())
+    }
+
+    /// To each process.
+    fn to_all<'a>(&self, tensors: &'a [Tensor]) -> impl Iterator<Item = (usize, Tensor)> + use<'a> {
+        (0..self.size).flat_map(|rank| tensors.iter().map(move |tensor| (rank, tensor.shallow_clone())))
     }
 
     /// Turns everyone's tensors into the leader's.
