@@ -1,6 +1,10 @@
 //! A job that is over goes on: the next attempt of the same job, from its last checkpoint.
 
-use ft_trainer::{model::hugging_face::CONFIG_FILE, settings::TrainSettings, state::Identity};
+use ft_trainer::{
+    model::hugging_face::CONFIG_FILE,
+    settings::{Engine, TrainSettings},
+    state::Identity,
+};
 use serde_json::Value;
 
 use super::{Result, World, journal::Journal, open, upload};
@@ -130,12 +134,20 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
     if was != now {
         wrong.push(format!("train.leaves: {was} in the checkpoint, {now} now"));
     }
+    wrong.extend(other_threads(&before.plan.train, &plan.train));
     let wrong: Vec<String> = wrong.iter().map(|line| parenthesized(line)).collect();
     if wrong.is_empty() {
         return Ok(());
     }
     Err(Failure::new(Exit::Usage, format!("{} cannot change in a resumed job", wrong.join(" and ")))
         .fix(format!("submit a new job with initial_weights = \"job:{}\"", before.id)))
+}
+
+/// The number of threads that a run keeps with libtorch's kernels, whose last digits depend on it, if it is asked for another one.
+fn other_threads(before: &TrainSettings, now: &TrainSettings) -> Option<String> {
+    let asked = now.threads.filter(|_| now.engine == Engine::Libtorch && now.threads != before.threads)?;
+    let was = before.threads.map_or("all cores".to_owned(), |threads| threads.to_string());
+    Some(format!("train.threads: {was} in the checkpoint, {asked} now"))
 }
 
 /// A line that begins with a key, with the rest of it in parentheses.

@@ -79,11 +79,15 @@ fn settings_that_the_checkpoint_does_not_fit_are_refused_here() {
     refused(&set("train.steps=3"), 2, "is at step 5: it cannot end at step 3");
     let two = ["--set", "compute.processes_per_node=2"];
     refused(&resume(&sandbox, &id, &two), 2, "train.leaves (1 in the checkpoint, 2 now) cannot change in a resumed job");
+    let libtorchs = ["--set", "train.engine=libtorch", "--set", "train.threads=2"];
+    let kept = "train.threads (all cores in the checkpoint, 2 now) cannot change in a resumed job";
+    refused(&resume(&sandbox, &id, &libtorchs), 2, kept);
     refused(&set("train.step=3"), 2, "did you mean `steps`?");
     refused(&set("store=elsewhere"), 2, "keeps its name, its backend and its store");
     refused(&set("compute.backend=local"), 2, "keeps its name, its backend and its store");
     assert_eq!(record(&sandbox, &id)["state"], "failed");
-    let said = set("train.checkpoint_every=2");
+    let free = ["--set", "train.checkpoint_every=2", "--set", "train.threads=2"];
+    let said = resume(&sandbox, &id, &free);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
 }
 

@@ -83,6 +83,29 @@ fn a_run_goes_on_with_the_cores_that_there_are() {
     let cores = std::thread::available_parallelism().unwrap().get();
     assert_eq!(state["threads"], cores);
     assert!(bytes(&output) == expected, "{cores} threads give other bytes than 3");
+    fs::remove_dir_all(&last).unwrap();
+    succeed(&mut fixture.train(&config, &["train.threads=2", begun[1]]));
+    assert!(bytes(&output) == expected, "2 threads give other bytes than 3");
+}
+
+/// Its sums may have other last digits with another number.
+#[test]
+fn a_run_with_libtorchs_kernels_keeps_its_number_of_threads() {
+    let fixture = Fixture::new();
+    let output = fixture.trained("begun", &[LIBTORCH, "train.threads=3"]);
+    fs::remove_dir_all(last_checkpoint(&output)).unwrap();
+    let config = fixture.path("begun.toml");
+    let refused = fixture.train(&config, &[LIBTORCH, "train.threads=2"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains(" another configuration:\n  train.threads: 3 in the checkpoint, 2 now\n"),
+        "{}",
+        stderr(&refused)
+    );
+    fs::write(&config, fs::read_to_string(&config).unwrap().replace("threads = 1\n", "")).unwrap();
+    succeed(&mut fixture.train(&config, &[LIBTORCH]));
+    let state = fs::read(last_checkpoint(&output).join("trainer_state.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&state).unwrap()["threads"], 3);
 }
 
 /// The optimizer in main memory, recomputation, and a resumption in the middle that changes both: as on a GPU, in its own code.

@@ -159,7 +159,7 @@ impl Aim {
 }
 
 /// The directory of a checkpoint that is being written. (One that is being removed has such a name too, and is an older one's.)
-fn unfinished(output: &Path) -> Option<PathBuf> {
+pub fn unfinished(output: &Path) -> Option<PathBuf> {
     let complete = checkpoints(output).first().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let entries = fs::read_dir(output.join("checkpoints")).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.into_iter().find(|path| {
@@ -527,11 +527,11 @@ fn another_configuration_is_refused_with_what_differs() {
     let fixture = Fixture::new();
     let output = fixture.trained("done", &[]);
     let config = fixture.path("done.toml");
-    let refused = fixture.train(&config, &["train.seed=7", "model.heads=4", "train.threads=2"]).output().unwrap();
+    let refused = fixture.train(&config, &["train.seed=7", "model.heads=4"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     let expected = format!(
         "error: {} belongs to a run with another configuration:\n  model.n_head: 2 in the checkpoint, 4 now\n  \
-         train.seed: 42 in the checkpoint, 7 now\n  train.threads: 1 in the checkpoint, 2 now\n\
+         train.seed: 42 in the checkpoint, 7 now\n\
          restore the configuration to resume, or train into another output directory\n",
         last_checkpoint(&output).display()
     );

@@ -67,7 +67,9 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
     let saved = State::read(checkpoint)?;
     let is_longer = fresh.steps > saved.steps;
     let mut differences = fresh.identity.differences(&saved.identity, is_longer);
-    if settings.threads.is_some_and(|threads| threads != saved.threads) {
+    // The bits of the CPU's own kernels do not depend on it, and this machine may have other cores, or more processes on them.
+    let is_free = settings.engine == Engine::Own;
+    if !is_free && settings.threads.is_some_and(|threads| threads != saved.threads) {
         differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
     }
     if settings.leaves.is_some_and(|leaves| leaves != saved.leaves) {
@@ -83,8 +85,7 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
                 fresh.steps, saved.steps
             );
         }
-        // The bits of the CPU's own kernels do not depend on it, and this machine may have other cores, or more processes on them.
-        let threads = if settings.engine == Engine::Own { fresh.threads } else { saved.threads };
+        let threads = if is_free { fresh.threads } else { saved.threads };
         return Ok(State { micro_batch, threads, identity: fresh.identity.clone(), steps: fresh.steps, ..saved });
     }
     Err(Failure::input(format!(
