@@ -1,11 +1,13 @@
 //! The ways between processes that compute on GPUs: tensors go from GPU to GPU by NCCL, everything else as without.
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
 
 use tch::{Device, Tensor};
 
-use super::processes::LONGEST;
+use super::processes::{BEAT, LONGEST, PATIENCE};
 use super::{Aside, Link, World};
 use crate::aten::nccl::{Meeting, Nccl};
 use crate::error::Failure;
@@ -13,12 +15,51 @@ use crate::error::Failure;
 /// The way of gradients and weights. No other has a communicator: NVIDIA advises against two at once, which may wait for each
 /// other.
 const TENSORS: usize = Aside::Tensors as usize;
+/// Why a process ends that NCCL does not come back to.
+const UNANSWERED: &str = "NCCL has waited for the GPU of another process for over an hour; NCCL_DEBUG=INFO shows what it tries, \
+                          train.device = \"cpu\" does without";
 
 /// One way to the others, and to their GPUs.
 #[derive(Debug)]
 struct Gpus {
     line: Arc<dyn Link>,
     nccl: Nccl,
+    guard: Guard,
+}
+
+/// Minds how long this process is in one call of NCCL. Exchanges end by themselves, but before that NCCL connects, and waits for
+/// others without an end.
+#[derive(Debug)]
+struct Guard(Arc<Mutex<Option<Instant>>>);
+
+impl Guard {
+    /// `end` is called when a call takes longer than `most`.
+    fn new(most: Duration, look_every: Duration, end: impl FnOnce() + Send + 'static) -> Self {
+        let begun = Arc::new(Mutex::new(None));
+        let seen = Arc::downgrade(&begun);
+        thread::spawn(move || {
+            while let Some(begun) = seen.upgrade() {
+                let is_late = lock(&begun).is_some_and(|begun: Instant| begun.elapsed() > most);
+                if is_late {
+                    return end();
+                }
+                drop(begun);
+                sleep(look_every);
+            }
+        });
+        Self(begun)
+    }
+
+    fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        *lock(&self.0) = Some(Instant::now());
+        let done = work();
+        *lock(&self.0) = None;
+        done
+    }
+}
+
+fn lock(begun: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
+    begun.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl World {
@@ -32,8 +73,10 @@ impl World {
         let Some(line) = self.aside[TENSORS].take_if(|_| !is_shared) else { return Ok(self) };
         let meeting: Vec<u8> = self.told(|| Ok(Nccl::meeting().map_err(unconnected)?.to_vec()))?;
         let meeting = Meeting::try_from(meeting).map_err(|_| unconnected("no place to meet"))?;
-        let nccl = Nccl::open(gpu, (self.rank, self.size), &meeting, LONGEST).map_err(unconnected)?;
-        self.aside[TENSORS] = Some(Arc::new(Gpus { line, nccl }));
+        let told = Arc::clone(&line);
+        let guard = Guard::new(LONGEST + PATIENCE, BEAT, move || told.end(UNANSWERED));
+        let nccl = guard.during(|| Nccl::open(gpu, (self.rank, self.size), &meeting, LONGEST)).map_err(unconnected)?;
+        self.aside[TENSORS] = Some(Arc::new(Gpus { line, nccl, guard }));
         Ok(self)
     }
 }
@@ -68,14 +111,18 @@ impl Link for Gpus {
     /// Tensors that are kept in main memory go from there.
     fn exchange_tensors(&self, sent: &[(usize, Tensor)], arrived: &[(usize, Tensor)]) -> Result<(), Failure> {
         if all_on_gpu(sent, arrived) {
-            self.nccl.exchange(sent, arrived).map_err(lost)
+            self.guard.during(|| self.nccl.exchange(sent, arrived)).map_err(lost)
         } else {
             self.line.exchange_tensors(sent, arrived)
         }
     }
 
     fn sum_tensor(&self, numbers: &Tensor) -> Result<(), Failure> {
-        if numbers.device().is_cuda() { self.nccl.sum(numbers).map_err(lost) } else { self.line.sum_tensor(numbers) }
+        if numbers.device().is_cuda() {
+            self.guard.during(|| self.nccl.sum(numbers)).map_err(lost)
+        } else {
+            self.line.sum_tensor(numbers)
+        }
     }
 
     fn failed(&self, failure: Failure) -> Failure {
@@ -95,5 +142,15 @@ mod tests {
     fn numbers_differ_where_none_comes_twice() {
         assert!(differ(&[]) && differ(&[0]) && differ(&[0, 2, 1]));
         assert!(!differ(&[0, 1, 0]));
+    }
+
+    #[test]
+    fn a_call_that_does_not_return_is_ended() {
+        let (told, ended) = std::sync::mpsc::channel();
+        let guard = Guard::new(Duration::from_millis(500), Duration::from_millis(1), move || told.send(()).unwrap());
+        (0..3).for_each(|_| guard.during(|| sleep(Duration::from_millis(1))));
+        assert!(ended.recv_timeout(Duration::from_millis(700)).is_err(), "between calls it does not matter how long");
+        // As NCCL's: it returns when the process is ended.
+        guard.during(|| ended.recv_timeout(Duration::from_mins(1)).expect("an end"));
     }
 }

@@ -66,6 +66,9 @@ trait Link: Debug + Send + Sync {
         failure
     }
 
+    /// Ends the process and the others: one of its threads waits, and does not come back.
+    fn end(&self, _why: &str) {}
+
     /// All are through: none misses another from now on.
     fn through(&self) {}
 }

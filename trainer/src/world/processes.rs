@@ -24,9 +24,9 @@ use crate::aten::c10d::{Gloo, Store};
 use crate::error::{Failure, STOPPED};
 
 /// How long processes wait until all have come.
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 /// Between two signs of life.
-const BEAT: Duration = Duration::from_secs(1);
+pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// Looks, for each of them, whether another has said why it fails.
 const LOOKS_PER_BEAT: u32 = 4;
 /// Signs of life of this process in which another has given none.
@@ -239,6 +239,10 @@ impl Link for Line {
 
     fn failed(&self, failure: Failure) -> Failure {
         self.processes.failed(failure)
+    }
+
+    fn end(&self, why: &str) {
+        self.processes.end(&self.processes.first_cause(why.to_owned()));
     }
 
     fn through(&self) {
