@@ -56,7 +56,7 @@ impl Seat {
         if node >= order.nodes {
             return Err(format!("node {node} is not one of the order's {} nodes, which count from 0", order.nodes));
         }
-        Ok(Self { node, address: address.or_else(|| variable(ADDRESS)?.parse().ok()), locks })
+        Ok(Self { node, address: address.or_else(|| reached_at(&variable(ADDRESS)?)), locks })
     }
 
     pub fn leads(&self) -> bool {
@@ -74,6 +74,11 @@ impl Seat {
     }
 }
 
+/// The address that an environment gives, unless only the machine itself reaches it: Debian gives a machine's own name 127.0.1.1.
+fn reached_at(text: &str) -> Option<IpAddr> {
+    text.parse().ok().filter(|address: &IpAddr| !address.is_loopback() && !address.is_unspecified())
+}
+
 impl Agent<'_> {
     /// Reads what another agent has written, or another writer. None where it is absent, or nothing of its kind.
     async fn small<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>> {
@@ -82,5 +87,18 @@ impl Agent<'_> {
             Err(StoreError::NotFound { .. } | StoreError::Unreadable(_)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_several_machines_never_meet_at_an_address_of_one() {
+        for of_one in ["127.0.1.1", "127.0.0.1", "::1", "0.0.0.0", "localhost", "node-0", ""] {
+            assert_eq!(reached_at(of_one), None, "{of_one:?}");
+        }
+        assert_eq!(["10.0.0.4", "fd00::4"].map(|address| reached_at(address).unwrap().to_string()), ["10.0.0.4", "fd00::4"]);
     }
 }
