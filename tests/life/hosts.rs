@@ -138,9 +138,14 @@ impl<'s> Gang<'s> {
 
     /// Why the attempt ended, in `reason` and words, within `time`; nothing of it runs on.
     fn ended(&self, attempt: u32, time: Duration) -> (String, String) {
+        self.ended_but_for(&[], attempt, time)
+    }
+
+    /// The same, where some are stopped.
+    fn ended_but_for(&self, stopped: &[u32], attempt: u32, time: Duration) -> (String, String) {
         let (begun, exit) = (Instant::now(), self.path(&format!("attempts/{attempt}/exit.json")));
         loop {
-            if let Some(record) = json(&exit).filter(|_| self.processes("").is_empty()) {
+            if let Some(record) = json(&exit).filter(|_| self.processes("") == stopped) {
                 return (record["reason"].as_str().unwrap().to_owned(), record["message"].as_str().unwrap().to_owned());
             }
             let running = self.processes("").len();
@@ -247,7 +252,7 @@ fn four_ranks_then_two_then_four_on_two_hosts_end_with_the_bytes_of_one_process(
     }
 }
 
-/// Nothing tells of these but time: a cable that is cut, a process that is stopped, an address that only its own host has.
+/// Nothing tells of these but time: a cable that is cut, a rank or an agent that is stopped, an address that only its own host has.
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn silence_ends_an_attempt_within_two_minutes_and_is_named() {
@@ -260,13 +265,17 @@ fn silence_ends_an_attempt_within_two_minutes_and_is_named() {
     let sandbox = Sandbox::new();
     let model = alone(&sandbox, 20);
     let gang = |name| Gang::new(&sandbox, name, 100_000, &model);
-    let (of_cut, of_stopped, of_astray) = (gang("cut"), gang("stopped"), gang("astray"));
+    let (of_cut, of_stopped, of_astray, of_idle) = (gang("cut"), gang("stopped"), gang("astray"), gang("idle"));
     let astray = of_astray.agents(1, Some(astray), &["--address", "127.0.0.1"]);
+    let idle = of_idle.agents(1, None, &["--address", "127.0.0.1"]);
     let others = [of_cut.agents(1, Some(cut), &[]), of_stopped.agents(1, Some(stopped), &[])];
     of_cut.works(1);
     cut.cut();
     of_stopped.works(1);
     signal(of_stopped.rank(3), Signal::STOP);
+    of_idle.works(1);
+    let agent = idle[1].id();
+    signal(agent, Signal::STOP);
 
     let begun = Instant::now();
     let (reason, message) = of_cut.ended(1, IN_TIME);
@@ -275,12 +284,16 @@ fn silence_ends_an_attempt_within_two_minutes_and_is_named() {
     assert!(reason == "preempted" && silent.map(|who| format!("{who} silent for a minute")).contains(&message), "{message}");
     let (reason, message) = of_stopped.ended(1, IN_TIME);
     assert_eq!((reason.as_str(), message.as_str()), ("preempted", "rank 3 on node 1 has been silent for a minute"));
+    let (reason, message) = of_idle.ended_but_for(&[agent], 1, IN_TIME);
+    assert_eq!((reason.as_str(), message.as_str()), ("preempted", "node 1 has been silent for 60 s"));
     assert!(begun.elapsed() > Duration::from_secs(50), "they were given a minute");
+    signal(agent, Signal::CONT);
+    of_idle.ended(1, AT_ONCE);
     let (reason, message) = of_astray.ended(1, IN_TIME);
     assert_eq!(reason, "failed", "{message}");
     assert!(message.contains(" on node 1 failed: cannot meet the other processes at 127.0.0.1:"), "{message}");
     assert!(message.contains("set MASTER_ADDR to an address that all reach"), "{message}");
-    others.into_iter().flatten().chain(astray).for_each(|mut agent| assert!(agent.wait().is_ok()));
+    others.into_iter().flatten().chain(astray).chain(idle).for_each(|mut agent| assert!(agent.wait().is_ok()));
 }
 
 /// A host without a way to others has no address for them, and says so before it waits for anybody.
