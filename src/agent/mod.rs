@@ -8,13 +8,13 @@
 //! A store that cannot be reached stops nothing that has begun: the trainer goes on and the agent tries again. Only a lost lease
 //! ends the attempt, and the job's deadline, some time after which the agent itself ends whatever it is doing.
 
+mod azureml;
 mod folder;
 mod gpus;
 mod memory;
 mod nodes;
 mod notice;
 mod order;
-mod service;
 mod ship;
 mod stop;
 mod succession;
@@ -24,7 +24,7 @@ mod tracking;
 mod trainer;
 
 #[doc(hidden)]
-pub use self::notice::preemptions;
+pub use self::azureml::notices::preemptions;
 
 use std::{
     convert::Infallible,
@@ -43,17 +43,17 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+pub use self::{azureml::is_of_service, nodes::Seat, order::from_store};
 use self::{
+    azureml::notices::Source,
     folder::{Folder, Identity},
     gpus::Gpus,
     nodes::Roll,
-    notice::Source,
     ship::{CheckpointShipper, GrowingFile, Lines, Over, local_failure, ship_artifacts, ship_lines},
     stop::StopRequest,
     tracking::Tracker,
     trainer::{End, Inputs, meaning, why},
 };
-pub use self::{nodes::Seat, order::from_store, service::is_of_service};
 use crate::{
     job::{
         clock::between,

@@ -15,7 +15,7 @@ use std::{
 
 use ft_trainer::settings::{ModelConfig, TrainConfig, TrainSettings};
 
-use super::{notice::tests::Imds, *};
+use super::{azureml::notices::tests::Imds, *};
 use crate::{
     job::{
         digest::Digest,

@@ -14,6 +14,9 @@ use super::{
     spec::ComputeSpec,
 };
 
+/// The backends whose attempts can have several machines, for people.
+pub const WITH_NODES: &str = "azureml (local rehearses it)";
+
 /// A kind of place where jobs run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
@@ -116,7 +119,7 @@ impl Compute {
         matches!(self, Self::Azureml(_))
     }
 
-    /// Whether an attempt can have several machines.
+    /// Whether an attempt can have several machines: [`WITH_NODES`].
     pub fn takes_nodes(&self) -> bool {
         matches!(self, Self::Local | Self::Azureml(_))
     }

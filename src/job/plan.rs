@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Rules},
-    compute::{Compute, Kept},
+    compute::{Compute, Kept, WITH_NODES},
     digest::Digest,
     hub::{self, Located, OfHub, Pins, Use},
     image::ImageSpec,
@@ -152,11 +152,13 @@ pub enum PlanError {
     )]
     TooFewLeaves { processes: usize, leaves: usize },
     #[error(
-        "compute.nodes = {nodes}, and the backend {backend} has one machine for each attempt; use several GPUs of one machine (compute.processes_per_node), or the backend azureml (local rehearses it)"
+        "compute.nodes = {nodes}, and the backend {backend} has one machine for each attempt; use several GPUs of one machine (compute.processes_per_node), or the backend {others}",
+        others = WITH_NODES
     )]
     OneMachine { nodes: usize, backend: String },
     #[error(
-        "retry.shrink = true lets a job go on with fewer machines, and this job has one; remove it, or set compute.nodes on the backend azureml or local"
+        "retry.shrink = true lets a job go on with fewer machines, and this job has one; remove it, or set compute.nodes on the backend {others}",
+        others = WITH_NODES
     )]
     OneToShrink,
     #[error("a time to live of 0s leaves no time to train")]

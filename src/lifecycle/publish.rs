@@ -29,6 +29,6 @@ pub(super) async fn model(world: &World, record: &Record) {
 async fn publish(world: &World, service: &dyn JobService, publication: &Publication) {
     match service.publish(publication).await {
         Ok(name) => world.report.line(&format!("registered as {name}")),
-        Err(error) => world.report.warn(&format!("{}, so the studio does not show it; the job goes on", error.message)),
+        Err(error) => world.report.warn(&format!("{}; the job goes on without this entry", error.message)),
     }
 }

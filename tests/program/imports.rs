@@ -90,6 +90,14 @@ fn what_one_cloud_says_stands_behind_its_door() {
         ("computeMetadata", &["provider::gce", "devcloud"]),
         ("management.azure.com", &["identity"]),
         ("storage.azure.com", &["identity"]),
+        ("api.azureml.ms", &["provider::azureml", "agent::azureml", "devcloud::azureml"]),
+        ("AZUREML_", &["provider::azureml", "agent::azureml", "devcloud::azureml"]),
+        ("scheduledevents", &["agent::azureml", "devcloud::azureml"]),
+        ("MSI_ENDPOINT", &["identity", "devcloud::azureml"]),
+        ("OBO_ENDPOINT", &["identity", "devcloud::azureml"]),
+        ("169.254.169.254", &["provider::gce", "agent::azureml"]),
+        ("Metadata-Flavor", &["provider::gce", "devcloud::gce"]),
+        ("the studio", &["provider::azureml"]),
     ];
     for (phrase, rooms) in doors {
         let outside = |module: &str| !rooms.iter().any(|room| covers(room, module));

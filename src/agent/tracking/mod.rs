@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use self::server::{Refusal, Server};
-use super::{Agent, BACKOFF, service};
+use super::{Agent, BACKOFF, azureml};
 use crate::{
     identity::Variables,
     job::{
@@ -134,7 +134,7 @@ impl<'a> Tracker<'a> {
     /// `None` where the job has no such server, or it cannot be one, which is told.
     pub fn of(agent: &'a Agent<'_>, variables: Variables<'_>) -> Option<Self> {
         let tracking = &agent.order.tracking;
-        let own = service::own_run(&agent.order.job, variables).filter(|_| tracking.mlflow.is_none());
+        let own = azureml::own_run(&agent.order.job, variables).filter(|_| tracking.mlflow.is_none());
         let (address, name) = match tracking.server() {
             Some(address) => (address.to_owned(), address.to_owned()),
             None => (own.as_ref().and_then(|_| variables(ADDRESS))?, "Azure ML".to_owned()),

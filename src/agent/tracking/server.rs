@@ -9,7 +9,7 @@ use azure_core::credentials::Secret;
 use reqwest::{Client, Method, Url};
 use serde_json::{Value, json};
 
-use super::super::service::IN_JOB;
+use super::super::azureml::{IN_JOB, workspace};
 use crate::{
     identity::{
         Variables,
@@ -19,8 +19,6 @@ use crate::{
 };
 
 const TOKEN: &str = "MLFLOW_TRACKING_TOKEN";
-/// The address of a simulated Azure ML.
-const SIMULATED: &str = "FTCTL_ENDPOINT_AZUREML";
 const ANSWER: Duration = Duration::from_secs(30);
 /// Less than servers keep a connection that is not used: MLflow's own closes it after five seconds, when the next numbers come.
 const IDLE: Duration = Duration::from_secs(2);
@@ -58,7 +56,7 @@ impl Server {
     /// to a workspace of Azure ML. The error is for a person.
     pub fn at(address: &str, variables: Variables<'_>) -> Result<Self, String> {
         let wrong = || format!("tracking.mlflow, {address}, is not the address of a server");
-        let text = plainly(address, variables);
+        let text = workspace::plainly(address, variables);
         let url = Url::parse(&text).ok().filter(|url| ["http", "https"].contains(&url.scheme())).ok_or_else(wrong)?;
         let http = transit::client(&url).timeout(ANSWER).pool_idle_timeout(IDLE).build().map_err(|error| transit::why(&error))?;
         let sign_ins = sign_ins(&url, variables)?;
@@ -156,30 +154,13 @@ fn text(value: &Value, what: &str) -> Result<String, Refusal> {
     value.as_str().map(str::to_owned).ok_or_else(|| format!("its answer names no {what}").into())
 }
 
-/// `azureml://` is the same service under the name that a workspace gives it. A simulated one speaks plain http.
-fn plainly(address: &str, variables: Variables<'_>) -> String {
-    let Some(rest) = address.strip_prefix("azureml://") else { return address.to_owned() };
-    let host = rest.split('/').next().unwrap_or_default();
-    let is_simulated = variables(SIMULATED).is_some_and(|url| url.strip_prefix("http://") == Some(host));
-    format!("{}://{rest}", if is_simulated { "http" } else { "https" })
-}
-
 fn sign_ins(url: &Url, variables: Variables<'_>) -> Result<Vec<SignIn>, String> {
-    let workspace = is_workspace(url, variables);
+    let workspace = workspace::is_of(url, variables);
     let way = WAYS.iter().find(|way| workspace && way.is_ready(variables));
     let own = way.map(|way| way.open(variables, MANAGEMENT)).transpose()?.map(SignIn::Own);
     // What the service itself puts there is for its own workspace.
     let token = variables(TOKEN).filter(|_| transit::is_private(url) && (workspace || variables(IN_JOB).is_none()));
     Ok(own.into_iter().chain(token.map(|token| SignIn::Token(Secret::new(token)))).collect())
-}
-
-/// Whether this is the address of a workspace of Azure ML: its own hosts by https. A simulated one is on this machine. Other
-/// hosts of the domain are users' own: a compute instance's notebooks are at `….instances.azureml.ms`.
-fn is_workspace(url: &Url, variables: Variables<'_>) -> bool {
-    let here = |url: &Url| url.host_str().is_some_and(transit::is_loopback);
-    let simulated = || variables(SIMULATED).and_then(|url| Url::parse(&url).ok()).is_some_and(|url| here(&url));
-    let of_service = url.host_str().is_some_and(|host| host.ends_with(".api.azureml.ms"));
-    (url.scheme() == "https" && of_service) || (here(url) && simulated())
 }
 
 #[cfg(test)]
@@ -250,14 +231,5 @@ mod tests {
         assert_eq!(server(&["bad", "worse"]).get("runs/get", &[]).await.unwrap_err().status, 403);
         assert_eq!(server(&[]).get("runs/get", &[]).await.unwrap_err().status, 403);
         assert_eq!(heard.lock().unwrap()[3..], ["Bearer bad", "Bearer worse", ""]);
-    }
-
-    #[test]
-    fn a_workspace_is_asked_by_https_and_a_simulated_one_at_its_own_address_alone() {
-        let variables = |name: &str| (name == SIMULATED).then(|| "http://127.0.0.1:9".to_owned());
-        let at = |address: &str| Server::at(address, &variables).unwrap().address;
-        assert_eq!(at("azureml://eastus.api.azureml.ms/mlflow/v1.0/x"), "https://eastus.api.azureml.ms/mlflow/v1.0/x");
-        assert_eq!(at("azureml://127.0.0.1:9/mlflow/v1.0/x"), "http://127.0.0.1:9/mlflow/v1.0/x");
-        assert_eq!(at("azureml://127.0.0.1:99/mlflow"), "https://127.0.0.1:99/mlflow");
     }
 }

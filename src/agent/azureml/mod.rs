@@ -1,4 +1,7 @@
-//! The service that runs the agent as a job of its own, Azure ML: it has a run of the attempt, and collects what lies in a folder.
+//! Azure ML, where it runs the agent as a job of its own: it has a run of the attempt, and collects what lies in a folder.
+
+pub mod notices;
+pub mod workspace;
 
 use std::{fs, io, path::Path, time::Duration};
 
