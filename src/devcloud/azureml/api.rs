@@ -277,8 +277,11 @@ fn put_cluster(service: &mut Service, request: &Request, [name, _]: [&str; 2]) -
             return Err(Refusal::invalid(format!("The VM size and priority of the compute '{name}' cannot be changed.")));
         }
         Some(known) => {
-            (known.body, known.limits, known.operation) = (cluster.body, cluster.limits, operation);
-            if known.provisioning == Provisioning::Failed {
+            let before = (std::mem::replace(&mut known.body, cluster.body), std::mem::replace(&mut known.limits, cluster.limits));
+            known.operation = operation;
+            if known.provisioning == Provisioning::Succeeded {
+                (known.provisioning, known.before) = (Provisioning::Updating, Some(before));
+            } else if known.provisioning == Provisioning::Failed {
                 known.provisioning = Provisioning::Creating;
             }
             200

@@ -15,6 +15,8 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Provisioning {
     Creating,
+    /// Its jobs go on meanwhile.
+    Updating,
     Succeeded,
     Failed,
     Deleting,
@@ -29,6 +31,8 @@ pub struct Cluster {
     pub limits: Limits,
     pub created: Timestamp,
     pub provisioning: Provisioning,
+    /// The request and the limits before the change that is under way: they hold again where that fails.
+    pub before: Option<(Value, Limits)>,
     /// The last operation on it: a creation, a change or a deletion.
     pub operation: String,
     pub nodes: BTreeMap<String, Node>,
@@ -130,6 +134,7 @@ impl Cluster {
             limits,
             created: now,
             provisioning: Provisioning::Creating,
+            before: None,
             operation: String::new(),
             nodes: BTreeMap::new(),
             allocation: None,

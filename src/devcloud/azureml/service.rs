@@ -242,7 +242,8 @@ impl Service {
     pub fn target(&self, cluster: &Cluster) -> usize {
         let waiting = self.jobs.values().filter(|job| job.cluster == cluster.name && job.phase == Phase::Queued);
         let wanted = cluster.busy() + waiting.map(|job| job.instances).sum::<usize>();
-        if cluster.provisioning == Provisioning::Succeeded { wanted.clamp(cluster.limits.min, cluster.limits.max) } else { 0 }
+        let works = matches!(cluster.provisioning, Provisioning::Succeeded | Provisioning::Updating);
+        if works { wanted.clamp(cluster.limits.min, cluster.limits.max) } else { 0 }
     }
 
     fn is_short(&self, cluster: &Cluster) -> bool {
@@ -258,7 +259,7 @@ impl Service {
     fn changes_of_cluster(&self, cluster: &Cluster) -> Vec<(Timestamp, Change)> {
         let name = || cluster.name.clone();
         let operation = self.operations.get(&cluster.operation).filter(|_| {
-            !self.script.endless_operations && matches!(cluster.provisioning, Provisioning::Creating | Provisioning::Deleting)
+            !self.script.endless_operations && !matches!(cluster.provisioning, Provisioning::Succeeded | Provisioning::Failed)
         });
         let spare = cluster.current() > self.target(cluster);
         let of_cluster = [
@@ -380,9 +381,13 @@ impl Service {
     fn provision(&mut self, name: &str) {
         let Some(cluster) = self.clusters.get_mut(name) else { return };
         let failed = self.operations.get(&cluster.operation).is_some_and(|operation| operation.error.is_some());
+        let before = cluster.before.take();
+        if let Some((body, limits)) = before.filter(|_| failed) {
+            (cluster.body, cluster.limits) = (body, limits);
+        }
         cluster.provisioning = match cluster.provisioning {
             Provisioning::Creating if failed => Provisioning::Failed,
-            Provisioning::Creating => Provisioning::Succeeded,
+            Provisioning::Creating | Provisioning::Updating => Provisioning::Succeeded,
             _ => {
                 let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
                 for node in &nodes {

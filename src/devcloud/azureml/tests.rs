@@ -434,6 +434,36 @@ fn an_operation_says_that_it_failed_or_never_ends() {
     }
 }
 
+#[test]
+fn a_cluster_is_updated_while_its_job_goes_on_and_keeps_what_it_had_where_that_is_refused() {
+    let mut service = running(Script::default());
+    let most = |shown: &Value| shown["properties"]["properties"]["scaleSettings"]["maxNodeCount"].clone();
+    let state = |shown: &Value| shown["properties"]["provisioningState"].clone();
+    let mut wider = service.clusters["gpu"].body.clone();
+    let before = most(&wider);
+    wider["properties"]["properties"]["scaleSettings"]["maxNodeCount"] = json!(3);
+    for (script, after) in [
+        (
+            Script {
+                quotas: [("TotalLowPriorityCores".to_owned(), 0)].into(),
+                quota_refusal: QuotaRefusal::Operation,
+                ..Script::default()
+            },
+            before,
+        ),
+        (Script::default(), json!(3)),
+    ] {
+        service.script = script;
+        let (status_code, shown) = ask(&mut service, "PUT", "/computes/gpu", &wider);
+        assert_eq!((status_code, state(&shown), most(&shown)), (200, json!("Updating"), json!(3)));
+        pass(&mut service, 1);
+        assert_eq!((status(&service, "job-a1"), counts(&mut service)["currentNodeCount"].clone()), ("Running", json!(1)));
+        pass(&mut service, 10);
+        let shown = ask(&mut service, "GET", "/computes/gpu", &Value::Null).1;
+        assert_eq!((state(&shown), most(&shown), status(&service, "job-a1")), (json!("Succeeded"), after, "Running"));
+    }
+}
+
 fn taken(after: u64, withdrawn: Option<u64>, restarts: bool) -> Script {
     let preemption =
         Preemption { job: "-a1".to_owned(), after: seconds(after), node: 0, withdrawn: withdrawn.map(seconds), restarts };

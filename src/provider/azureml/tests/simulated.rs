@@ -214,6 +214,25 @@ async fn two_jobs_share_a_cluster_that_goes_with_the_last() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_somebody_else_is_widening_is_waited_for() {
+    let (place, [one, two]) = (Place::new(json!({ "operation": "60s" })).await, ["one", "two"].map(attempt));
+    place.provisioned(&one).await;
+    let asked = async || place.pull(reqwest::Method::GET, "calls").await.to_string().matches("Compute_CreateOrUpdate").count();
+    let (before, other, plan) = (asked().await, place.provider(), place.plan());
+    let (wanted, mark) = (other.wanted(&plan).expect("a plan of here"), other.mark().await.expect("known"));
+    let url = other.client.url(&["computes", &body::cluster_name(wanted, &mark)]).expect("an address");
+    let shown = other.client.call(Call::put(url, body::cluster(wanted, "eastus", 2, &one, &mark))).await.expect("accepted");
+    assert_eq!(shown["properties"]["provisioningState"], "Updating");
+    let begun = place.devcloud.now();
+    place.provisioned(&two).await;
+    assert!(crate::job::clock::between(begun, place.devcloud.now()) >= Duration::from_secs(59), "its operation was not waited for");
+    assert_eq!(asked().await, before + 1, "the other's change was enough");
+    for attempt in [&one, &two] {
+        place.until(attempt, |seen| *seen == Sighting::Alive { agent: true }).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_is_done_is_not_cancelled_while_the_service_keeps_its_outputs() {
     let place = Place::new(json!({ "finalization": "60s" })).await;
     for (name, waits, status) in [("hasty", false, "Canceled"), ("patient", true, "Completed")] {
