@@ -3,7 +3,7 @@
 use std::{
     env, fs,
     path::PathBuf,
-    process::Stdio,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -161,6 +161,30 @@ fn the_workspace_is_told_that_a_training_failed() {
     let id = sandbox.json(&["status", "diverges"])["id"].as_str().unwrap().to_owned();
     let job = devcloud.azure("", &format!("jobs/{id}-a1?api-version=2025-12-01"));
     assert_eq!(job["properties"]["status"], "Failed", "{job}");
+}
+
+/// The library reads it as its own: the name, the version, and the job's files that it is.
+#[test]
+#[ignore = "needs the trainer and azure-ai-ml: tests/run installs them"]
+fn the_finished_model_is_read_by_microsofts_own_library() {
+    let library = env::var_os("FT_AZURE_ML").expect("FT_AZURE_ML is the folder of azure-ai-ml: tests/run installs it");
+    let mut sandbox = Sandbox::new();
+    let _devcloud = Devcloud::azureml_by_tls(&mut sandbox, "10");
+    let id = sandbox.submit(&on_azureml(&sandbox, "model", 20));
+    finish(&sandbox, &id);
+    let (name, version) = (id.rsplit_once('-').unwrap().0, JobId::parse(&id).unwrap().number().to_string());
+    let mut python = Command::new("python3");
+    python.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/azureml_model.py")).args([name, &version]);
+    let output = python.envs(sandbox.variables.iter().cloned()).env("PYTHONPATH", library).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let model: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let path = format!("azureml://jobs/{id}-a1/outputs/artifacts/paths/outputs/model/");
+    let expected = [("name", name), ("version", &version), ("type", "custom_model"), ("path", &path)];
+    for (field, value) in expected {
+        assert_eq!(model[field], value, "{model}");
+    }
+    assert_eq!(model["tags"]["ftctl-job"], id, "{model}");
+    assert!(model["tags"]["ftctl-receipt"].as_str().is_some_and(|text| text.contains("USD")), "{model}");
 }
 
 /// A place whose store takes tokens alone, and a job that signs in there with this identity.

@@ -1,6 +1,7 @@
 //! A simulated cloud for everything that a sandbox runs, with machines that have the real trainer.
 
 use std::{
+    ffi::OsString,
     fs,
     io::Read as _,
     os::unix::fs::symlink,
@@ -16,47 +17,62 @@ pub struct Devcloud {
     child: Child,
     pub endpoint: String,
     token: String,
+    /// The certificate that its callers trust, where it is asked by https.
+    certificate: Option<OsString>,
 }
 
 impl Devcloud {
     /// Compute Engine; `speed` simulated seconds pass in one.
     pub fn start(sandbox: &mut Sandbox, speed: &str) -> Self {
-        Self::of(sandbox, "gce", speed, ["FTCTL_ENDPOINT_GCE", "CLOUDSDK_AUTH_ACCESS_TOKEN"])
+        Self::of(sandbox, &["gce", "--speed", speed], ["FTCTL_ENDPOINT_GCE", "CLOUDSDK_AUTH_ACCESS_TOKEN"])
     }
 
     /// Azure ML, likewise.
     pub fn azureml(sandbox: &mut Sandbox, speed: &str) -> Self {
-        Self::of(sandbox, "azureml", speed, ["FTCTL_ENDPOINT_AZUREML", "IDENTITY_HEADER"])
+        Self::of(sandbox, &["azureml", "--speed", speed], ["FTCTL_ENDPOINT_AZUREML", "IDENTITY_HEADER"])
     }
 
-    /// The cloud's name is that of its backend. `known` are the variables with its address, and with what its levers ask for.
-    fn of(sandbox: &mut Sandbox, cloud: &str, speed: &str, known: [&str; 2]) -> Self {
+    /// The same by https, without which Microsoft's own library sends no token.
+    pub fn azureml_by_tls(sandbox: &mut Sandbox, speed: &str) -> Self {
+        Self::of(sandbox, &["azureml", "--speed", speed, "--tls"], ["FTCTL_ENDPOINT_AZUREML", "IDENTITY_HEADER"])
+    }
+
+    /// `cloud` begins with its name, which is that of its backend. `known` are the variables with its address, and with what its
+    /// levers ask for.
+    fn of(sandbox: &mut Sandbox, cloud: &[&str], known: [&str; 2]) -> Self {
         let trainer = std::env::var_os("FT_TRAINER").expect("FT_TRAINER names the trainer: tests/run builds it");
         let image = sandbox.path("image");
         fs::create_dir(&image).unwrap();
         symlink(trainer, image.join("ft-trainer")).unwrap();
-        let mut command = sandbox.command(&["devcloud", cloud, "--disks", "disks", "--speed", speed]);
+        let mut command = sandbox.command(&[&["devcloud"], cloud, &["--disks", "disks"]].concat());
         let mut child = command.env("DEVCLOUD_IMAGE_PATH", &image).stdout(Stdio::piped()).spawn().unwrap();
         // All of them are printed at once.
         let mut printed = vec![0; 4_096];
         let length = child.stdout.take().unwrap().read(&mut printed).unwrap();
         let lines = std::str::from_utf8(&printed[..length]).unwrap().lines();
         sandbox.variables.extend(lines.map(|line| line.split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap()));
-        sandbox.variables.push(("FTCTL_BACKEND".into(), cloud.into()));
+        sandbox.variables.push(("FTCTL_BACKEND".into(), cloud[0].into()));
         let told = |name: &str| {
             let (_, value) = sandbox.variables.iter().find(|(known, _)| known == name).unwrap();
             value.to_str().unwrap().to_owned()
         };
         let [endpoint, token] = known.map(told);
-        Self { child, endpoint, token }
+        let certificate = sandbox.variables.iter().rfind(|(name, _)| name == "SSL_CERT_FILE").map(|(_, file)| file.clone());
+        Self { child, endpoint, token, certificate }
     }
 
     pub fn ask(&self, method: &str, lever: &str, body: &str) -> Value {
         self.curl(&["-X", method, "--data", body], &format!("devcloud/{lever}"))
     }
 
-    fn curl_command(&self) -> Command {
+    fn bare_curl(&self) -> Command {
         let mut command = Command::new("curl");
+        command.envs(self.certificate.iter().map(|file| ("CURL_CA_BUNDLE", file)));
+        command
+    }
+
+    fn curl_command(&self) -> Command {
+        let mut command = self.bare_curl();
         command.args(["-s", "-H", &format!("Authorization: Bearer {}", self.token)]);
         command
     }
@@ -79,7 +95,7 @@ impl Devcloud {
             /Microsoft.MachineLearningServices/workspaces/devcloud";
         let ask = |method: &str, header: &str, path: &str| {
             let url = format!("{}/{path}", self.endpoint);
-            let output = Command::new("curl").args(["-sf", "-X", method, "-H", header, &url]).output().unwrap();
+            let output = self.bare_curl().args(["-sf", "-X", method, "-H", header, &url]).output().unwrap();
             assert!(output.status.success(), "{method} {url}: {}", output.status);
             serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
         };

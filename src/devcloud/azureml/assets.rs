@@ -1,6 +1,6 @@
 //! Versions of data and of models: what is registered in a workspace.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     api::{Answer, Refusal, Request, get, keep},
@@ -27,7 +27,17 @@ pub fn put_model(service: &mut Service, request: &Request, names: [&str; 2]) -> 
     if !names[1].parse::<i32>().is_ok_and(|version| version > 0) {
         return Err(Refusal::invalid(format!("The version '{}' of a model is not a positive integer.", names[1])));
     }
-    put(service, request, "models", names, "modelUri")
+    let mut filled = request.clone();
+    // Microsoft's own library cannot read a model that lacks its flavors.
+    for (field, default) in
+        [("flavors", json!({})), ("properties", json!({})), ("isAnonymous", json!(false)), ("isArchived", json!(false))]
+    {
+        let sent = &mut filled.body["properties"][field];
+        if sent.is_null() {
+            *sent = default;
+        }
+    }
+    put(service, &filled, "models", names, "modelUri")
 }
 
 fn end(kind: &str, name: &str, version: &str) -> String {

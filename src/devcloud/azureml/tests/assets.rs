@@ -32,6 +32,7 @@ fn a_version_stays_where_it_is_and_other_tags_are_taken() {
     }
     let (status, kept) = ask(&mut service, "GET", "/models/m/versions/1", &Value::Null);
     assert_eq!((status, &kept["properties"]["tags"]["a"], &kept["name"]), (200, &json!("y"), &json!("1")));
+    assert_eq!(kept["properties"]["flavors"], json!({}), "{kept}");
     assert_eq!(ask(&mut service, "GET", "/data/d/versions/2", &Value::Null).0, 404);
 }
 
