@@ -33,6 +33,10 @@ const NO_QUOTA_FOR_NODES: &str =
 const OUT_OF_STOCK: &str = r#"{ "operation": "1s", "allocation": "1s", "retry": "5s", "stock_outs": ["Standard_ND40rs_v2"] }"#;
 const QUICK: &str = r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "preparation": "1s" }"#;
 
+/// An image in a registry in Azure.
+const PULLED: &str = "compute.azureml.image=\"acr1.azurecr.io/ftctl@sha256:\
+    0000000000000000000000000000000000000000000000000000000000000000\"";
+
 fn until_trained(scene: &Scene) {
     scene.steps(10);
 }
@@ -113,6 +117,19 @@ static ROWS: &[Row] = &[
         meanwhile: |scene| told_within_a_minute(scene, "Failed to pull Docker image"),
         exit: 20,
         sees: &["Failed to pull Docker image. Check that the image exists and that the compute may pull it: unauthorized."],
+        ..QUIET
+    },
+    Row {
+        name: "the identity of the nodes may not pull the image",
+        script: r#"{ "troubles": [{ "job": "-a1", "kind": "no_pull" }] }"#,
+        set: &[PULLED],
+        meanwhile: |scene| told_within_a_minute(scene, "needs the role AcrPull on the registry acr1"),
+        exit: 20,
+        sees: &[
+            "If using ACR please ensure the ACR has Admin user enabled or a Managed Identity with `AcrPull` access",
+            "needs the role AcrPull on the registry acr1: `az role assignment create --assignee 00000000-0000-0000-0000-0000000000cc \
+             --role AcrPull --scope \"$(az acr show --name acr1 --query id --output tsv)\"`",
+        ],
         ..QUIET
     },
     Row {

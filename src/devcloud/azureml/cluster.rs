@@ -211,7 +211,7 @@ impl Cluster {
         shown["type"] = json!("Microsoft.MachineLearningServices/workspaces/computes");
         shown["systemData"] = super::api::system_data(self.created);
         if let Some(identity) = shown.get_mut("identity").filter(|identity| identity["type"] != "None") {
-            (identity["principalId"], identity["tenantId"]) = (json!("cluster"), json!(super::tokens::TENANT));
+            (identity["principalId"], identity["tenantId"]) = (json!(super::metadata::CLIENT), json!(super::tokens::TENANT));
         }
         shown
     }

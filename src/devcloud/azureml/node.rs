@@ -277,9 +277,6 @@ fn order(service: &Service, name: &str) -> Option<Order> {
         ("MLFLOW_EXPERIMENT_NAME", experiment),
     ];
     variables.extend(fixed.into_iter().chain(service.trusted()).map(|(name, value)| (name.to_owned(), value)));
-    let environment = text(job.field("environmentId"));
-    let environment = environment.strip_prefix(&here.id()).unwrap_or_default().trim_start_matches('/');
-    let image = service.kept.get(environment).map(|kept| text(&kept.body["properties"]["image"])).unwrap_or_default();
     let identity = job.field("identity")["identityType"].as_str().unwrap_or_default().to_owned();
     Some(Order {
         name: name.to_owned(),
@@ -287,7 +284,7 @@ fn order(service: &Service, name: &str) -> Option<Order> {
         nodes: job.nodes.clone(),
         processes: job.processes,
         command,
-        image,
+        image: service.image_of(job),
         folder,
         datastores: datastores(service),
         code: storage::code(service, text(job.field("codeId")).as_str()),

@@ -126,7 +126,7 @@ pub struct Trouble {
 }
 
 impl TroubleKind {
-    /// The words of the log and of the error when a node cannot be prepared for its job.
+    /// The words of the log and of the error, in which `IMAGE` stands for the job's, when a node cannot be prepared for its job.
     pub fn unprepared(self) -> Option<[&'static str; 2]> {
         match self {
             Self::NoImage => Some([
@@ -136,6 +136,12 @@ impl TroubleKind {
             Self::NoMount => Some([
                 "Could not mount the datastore.",
                 "AzureMLCompute job failed. AZFMountError: unable to mount Azure File Info: Could not mount Azure File Share.",
+            ]),
+            Self::NoPull => Some([
+                "Failed to pull the Docker image: unauthorized: authentication required.",
+                "Failed to pull Docker image IMAGE. This error may occur because the compute could not authenticate with the Docker registry \
+                 to pull the image. If using ACR please ensure the ACR has Admin user enabled or a Managed Identity with `AcrPull` access \
+                 to the ACR is assigned to the compute.",
             ]),
             Self::NoIdentity | Self::MetadataSilent | Self::NoCancel => None,
         }
@@ -149,8 +155,10 @@ fn at_once() -> Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TroubleKind {
-    /// Its image is not in the registry, or the cluster may not pull it.
+    /// Its image is not in the registry.
     NoImage,
+    /// The cluster's identity may not pull it.
+    NoPull,
     /// A datastore that it names cannot be mounted.
     NoMount,
     /// Its identity is refused.

@@ -483,12 +483,13 @@ impl Service {
     fn proceed(&mut self, name: &str) {
         let now = self.now;
         let unprepared = self.script.troubles_of(name).find_map(TroubleKind::unprepared);
+        let image = self.jobs.get(name).map(|job| self.image_of(job)).unwrap_or_default();
         let Some(job) = self.jobs.get_mut(name) else { return };
         match job.phase {
             Phase::NotStarted => job.phase = Phase::Queued,
             Phase::Preparing { .. } if let Some([log, error]) = unprepared => {
                 job.say(now, log);
-                self.fail(name, error);
+                self.fail(name, &error.replace("IMAGE", &image));
             }
             Phase::Preparing { .. } => {
                 (job.phase, job.started) = (Phase::Running, job.started.or(Some(now)));
@@ -504,6 +505,13 @@ impl Service {
             }
             Phase::Queued | Phase::Running | Phase::Ended(_) => {}
         }
+    }
+
+    /// The image of a job's environment.
+    pub fn image_of(&self, job: &Job) -> String {
+        let environment = job.field("environmentId").as_str().and_then(|id| id.strip_prefix(&format!("{}/", self.workspace.id())));
+        let kept = environment.and_then(|end| self.kept.get(end));
+        kept.and_then(|kept| kept.body["properties"]["image"].as_str()).unwrap_or_default().to_owned()
     }
 
     /// One of a job's processes ended in this life of it; a signal counts as in a shell.

@@ -558,7 +558,11 @@ fn a_cancelled_job_may_say_farewell_unless_nobody_tells_it() {
 
 #[test]
 fn a_node_that_cannot_be_prepared_fails_the_run_in_words() {
-    for (kind, words) in [(TroubleKind::NoImage, "Failed to pull Docker image"), (TroubleKind::NoMount, "Could not mount")] {
+    for (kind, words) in [
+        (TroubleKind::NoImage, "Failed to pull Docker image"),
+        (TroubleKind::NoPull, "a Managed Identity with `AcrPull` access to the ACR"),
+        (TroubleKind::NoMount, "Could not mount"),
+    ] {
         let troubles = vec![Trouble { job: "-a1".to_owned(), kind }];
         let mut service = waiting(Script { troubles, ..Script::default() });
         pass(&mut service, 60);

@@ -203,7 +203,7 @@ impl Azureml {
     }
 
     /// The cluster that a job is on; `None` where it is on none of this workspace, or that is gone.
-    async fn cluster_of(&self, job: &Value) -> Result<Option<Value>, Refusal> {
+    pub(super) async fn cluster_of(&self, job: &Value) -> Result<Option<Value>, Refusal> {
         let Some(name) = job::cluster(job).and_then(|id| id.rsplit('/').next()?.parse::<Cluster>().ok()) else { return Ok(None) };
         if !is_on(job, &self.client.id(&["computes", name.as_str()])?) {
             return Ok(None);

@@ -24,6 +24,7 @@ mod offer;
 mod prices;
 mod quota;
 mod refusal;
+mod roles;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -230,6 +231,11 @@ impl Azureml {
     /// Why a job is over.
     async fn last_words(&self, found: &Value, details: &Value) -> Result<Sighting, Refusal> {
         let end = job::end(found, details, self.has_lost_nodes(found).await?);
+        if let Sighting::Unfit { why } = &end
+            && roles::cannot_pull(why)
+        {
+            return Ok(Sighting::Unfit { why: self.with_role_to_pull(found, why).await });
+        }
         if !job::was_denied(details) {
             return Ok(end);
         }

@@ -285,6 +285,26 @@ async fn a_preemption_and_an_image_that_cannot_be_pulled_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_may_not_pull_are_told_with_the_role_and_the_command() {
+    let place = Place::new(json!({ "troubles": [{ "job": "-a1", "kind": "no_pull" }] })).await;
+    for (registry, advice) in [
+        (
+            "acr1.azurecr.io",
+            "needs the role AcrPull on the registry acr1: `az role assignment create --assignee 00000000-0000-0000-0000-0000000000cc \
+             --role AcrPull --scope \"$(az acr show --name acr1 --query id --output tsv)\"`",
+        ),
+        ("registry.example", "Managed Identity with `AcrPull` access to the ACR is assigned to the compute."),
+    ] {
+        let (one, reference) =
+            (attempt(registry.split('.').next().expect("a word")), reference().replace("acr1.azurecr.io", registry));
+        let image = TrainerImage::Image { reference };
+        place.provider().provision(&one, &place.plan(), &image).await.expect("provisioned");
+        let seen = place.until(&one, |seen| matches!(seen, Sighting::Unfit { .. })).await;
+        assert!(matches!(&seen, Sighting::Unfit { why } if why.contains(registry) && why.ends_with(advice)), "{seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_without_rights_says_so_once_and_is_not_tried_again() {
     let (place, one) = (Place::new(json!({})).await, attempt("rights"));
     let why = "error: azure://account/box: this identity is not allowed to read it";
