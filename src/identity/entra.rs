@@ -20,6 +20,7 @@ use azure_identity::{
     ClientSecretCredentialOptions, ManagedIdentityCredential, ManagedIdentityCredentialOptions, UserAssignedId,
     WorkloadIdentityCredential, WorkloadIdentityCredentialOptions,
 };
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use jiff::Timestamp;
 use reqwest::Url;
 use tokio::sync::Mutex;
@@ -213,6 +214,15 @@ impl TokenSource {
         *self.last.lock().await = None;
     }
 
+    /// Whose the last token is, as roles are given: by the id that the directory has for a user or an identity.
+    pub fn object_id(&self) -> Option<String> {
+        let last = self.last.try_lock().ok()?;
+        let claims = BASE64_URL_SAFE_NO_PAD.decode(last.as_ref()?.token.secret().split('.').nth(1)?).ok()?;
+        let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;
+        let is_id = |id: &&str| id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        claims["oid"].as_str().filter(is_id).map(str::to_owned)
+    }
+
     pub async fn token(&self) -> Result<String, NoToken> {
         let mut last = self.last.lock().await;
         let left = |token: &AccessToken| token.expires_on.unix_timestamp() - Timestamp::now().as_second();
@@ -398,6 +408,34 @@ mod tests {
             let number = self.issued.fetch_add(1, Ordering::SeqCst) + 1;
             let ends = OffsetDateTime::now_utc() + Duration::from_secs(seconds as u64);
             Ok(AccessToken::new(format!("token {number}"), ends))
+        }
+    }
+
+    /// The same token to all.
+    #[derive(Debug)]
+    struct Given(String);
+
+    #[async_trait]
+    impl TokenCredential for Given {
+        async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+            Ok(AccessToken::new(self.0.clone(), OffsetDateTime::now_utc() + Duration::from_secs(3_600)))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_tells_whose_it_is_unless_that_is_no_id() {
+        let id = "11059fcc-5514-4800-b5f8-49808b9cfab6";
+        let with = |claims: &str| format!("head.{}.signature", BASE64_URL_SAFE_NO_PAD.encode(claims));
+        for (token, told) in [
+            (with(&json!({ "oid": id }).to_string()), Some(id)),
+            (with(r#"{"oid":"$(rm -rf ~)"}"#), None),
+            (with("nonsense"), None),
+            ("opaque".to_owned(), None),
+        ] {
+            let source = TokenSource::new(Arc::new(Given(token)), STORAGE);
+            assert_eq!(source.object_id(), None, "there is none yet");
+            source.token().await.unwrap();
+            assert_eq!(source.object_id().as_deref(), told);
         }
     }
 

@@ -9,6 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use serde_json::Value;
+
 use crate::{
     azurite,
     blobs::container,
@@ -295,18 +298,24 @@ fn two_at_once_make_one_job() {
     cloud_trouble::two_at_once(&AZUREML);
 }
 
-/// Forbids what is asked without a key: the store of an agent whose identity has no role there. Answers its port, and since when it
-/// has forbidden something.
+/// The one that every cluster of devcloud has.
+const IDENTITY: &str = "00000000-0000-0000-0000-0000000000cc";
+const FORBIDDEN: &str = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><Error><Code>AuthorizationPermissionMismatch</Code><Message>\
+    This request is not authorized to perform this operation using this permission.\nRequestId:00000000-001e-0000-0000-000000000000\n\
+    Time:2026-11-20T18:00:00.0000000Z</Message></Error>";
+
+/// Forbids what is asked with a token of the nodes' identity, which has no role there, as the service does. Microsoft's emulator
+/// knows no roles. Answers its port, and since when it has forbidden something.
 fn forbid(store: u16) -> (u16, Arc<OnceLock<Instant>>) {
     fn serve(mut client: TcpStream, store: u16, first: &OnceLock<Instant>) -> io::Result<()> {
         let mut from_client = BufReader::new(client.try_clone()?);
         while let Some(request) = proxy::read(&mut from_client, false)? {
             let head = String::from_utf8_lossy(&request.head).to_lowercase();
-            if !head.contains("\r\nauthorization:") {
+            if identity_of(&request.head).is_some_and(|identity| identity == IDENTITY) {
                 first.get_or_init(Instant::now);
-                let answer =
-                    "HTTP/1.1 403 Forbidden\r\nx-ms-error-code: AuthorizationPermissionMismatch\r\ncontent-length: 0\r\n\r\n";
-                client.write_all(answer.as_bytes())?;
+                let (length, body) = (FORBIDDEN.len(), if head.starts_with("head") { "" } else { FORBIDDEN });
+                let code = "x-ms-error-code: AuthorizationPermissionMismatch\r\ncontent-type: application/xml";
+                write!(client, "HTTP/1.1 403 Forbidden\r\n{code}\r\ncontent-length: {length}\r\n\r\n{body}")?;
                 continue;
             }
             let mut service = TcpStream::connect(("127.0.0.1", store))?;
@@ -331,6 +340,14 @@ fn forbid(store: u16) -> (u16, Arc<OnceLock<Instant>>) {
     (port, since)
 }
 
+/// The object id in the token of a request.
+fn identity_of(head: &[u8]) -> Option<String> {
+    let head = String::from_utf8_lossy(head);
+    let token = head.lines().filter_map(|line| line.split_once(": Bearer ")).map(|(_, token)| token).next()?;
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    serde_json::from_slice::<Value>(&claims).ok()?["oid"].as_str().map(str::to_owned)
+}
+
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
 fn an_identity_without_rights_on_the_container_is_told_within_a_minute() {
@@ -344,6 +361,7 @@ fn an_identity_without_rights_on_the_container_is_told_within_a_minute() {
         (name, value.into())
     }));
     let job = on_azureml(&sandbox, "job", 20);
+    fs::write(&job, fs::read_to_string(&job).unwrap().replace("identity = \"none\"", "identity = \"managed\"")).unwrap();
     let said = fs::File::create(sandbox.path("said")).unwrap();
     let mut running = sandbox.command(&["run", job.to_str().unwrap()]).stderr(said).spawn().unwrap();
     let said = || fs::read_to_string(sandbox.path("said")).unwrap();
@@ -351,7 +369,14 @@ fn an_identity_without_rights_on_the_container_is_told_within_a_minute() {
     let after = since.get().unwrap().elapsed();
     assert!(after < Duration::from_secs(60), "told after {after:?}");
     let told = said();
-    assert!(told.contains("AuthorizationPermissionMismatch") || told.contains("not allowed"), "{told}");
+    for part in [
+        "AuthorizationPermissionMismatch: This request is not authorized to perform this operation using this permission.",
+        "needs the role `Storage Blob Data Contributor`",
+        &format!("az role assignment create --assignee {IDENTITY} --role \"Storage Blob Data Contributor\" --scope"),
+        "$(az storage account show --name devstoreaccount1 --query id --output tsv)",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
     sandbox.ok(&["cancel", "job", "--now"]);
     assert_eq!(running.wait().unwrap().code(), Some(21), "{}", said());
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());

@@ -88,7 +88,7 @@ fn detail(body: &Value) -> Detail {
 
 /// A text of the service's on one line, and no longer than a person reads.
 pub fn plain(text: &str) -> String {
-    const MOST: usize = 500;
+    const MOST: usize = 1_000;
     let words: Vec<&str> = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()).collect();
     let line = words.join(" ");
     if line.chars().count() <= MOST { line } else { line.chars().take(MOST).chain(['…']).collect() }
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn what_the_service_says_fits_on_a_line() {
         assert_eq!(plain("a\r\n\tb\u{1b}[31mc"), "a b [31mc");
-        assert_eq!(plain(&"x".repeat(9_999)).chars().count(), 501);
+        assert_eq!(plain(&"x".repeat(9_999)).chars().count(), 1_001);
         let nested = json!({ "error": { "error": { "code": "UserError", "message": "no\nsuch image" } } });
         assert_eq!(told(&nested), Some(("UserError".to_owned(), "no such image".to_owned())));
         assert_eq!(told(&Value::Null), None);

@@ -178,7 +178,7 @@ impl Client {
         let path = path.to_owned();
         match status {
             401 | 403 => {
-                let advice = denied::advice(&self.transport.credential, action, code, Timestamp::now());
+                let advice = denied::advice(&self.transport.credential, account, action, code, Timestamp::now());
                 StoreError::Denied { action, path, why: format!("{why}; {advice}") }
             }
             404 if code == "ContainerNotFound" => {

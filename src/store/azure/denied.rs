@@ -6,11 +6,8 @@ use reqwest::Url;
 
 use super::sign_in::Credential;
 
-const ROLE: &str = "the identity needs the role `Storage Blob Data Contributor` on the account or the container (`az role assignment create`); Owner \
-                    and Contributor of the account do not include it, and a new role counts after up to 10 minutes";
-
 /// A sentence for the user: what is missing, as far as the error's code and the credential tell.
-pub(super) fn advice(credential: &Credential, action: &str, code: &str, now: Timestamp) -> String {
+pub(super) fn advice(credential: &Credential, account: &str, action: &str, code: &str, now: Timestamp) -> String {
     let by_code = match code {
         // An emulator says so of a wrong key too.
         "AuthorizationFailure" if matches!(credential, Credential::Key(_)) => Some(
@@ -30,13 +27,26 @@ pub(super) fn advice(credential: &Credential, action: &str, code: &str, now: Tim
     }
     let by_sign_in = match credential {
         Credential::Sas(signature) => of_signature(signature, action, code, now),
-        Credential::Token(_) if code == "AuthorizationPermissionMismatch" => Some(ROLE.to_owned()),
+        Credential::Token(source) if code == "AuthorizationPermissionMismatch" => {
+            Some(of_role(source.object_id().as_deref(), account))
+        }
         Credential::Key(_) if code == "AuthenticationFailed" => {
             Some("the key is not one of this account's two keys, or this machine's clock is wrong".to_owned())
         }
         Credential::Token(_) | Credential::Key(_) => None,
     };
     by_sign_in.unwrap_or_else(|| "`ftctl doctor` shows which sign-in is used".to_owned())
+}
+
+/// The role that an identity lacks.
+fn of_role(identity: Option<&str>, account: &str) -> String {
+    const ROLE: &str = "Storage Blob Data Contributor";
+    let who = identity.unwrap_or("OBJECT_ID");
+    format!(
+        "the identity needs the role `{ROLE}` on the account or the container: `az role assignment create --assignee {who} --role \"{ROLE}\" \
+         --scope \"$(az storage account show --name {account} --query id --output tsv)\"`; Owner and Contributor of the account do not \
+         include it, and a new role counts after up to 10 minutes"
+    )
 }
 
 /// Time first: a signature that is over is denied whatever it permits.
@@ -117,8 +127,12 @@ mod tests {
             (key(), "read", "RequestTimeTooSkewed", "clock"),
         ];
         for (credential, action, code, says) in rows {
-            let said = advice(&credential, action, code, now);
+            let said = advice(&credential, "acc", action, code, now);
             assert!(said.contains(says), "{code}: {said}");
         }
+        let (known, unknown) = (of_role(Some("11059fcc"), "acc"), of_role(None, "acc"));
+        let command = "az role assignment create --assignee 11059fcc --role \"Storage Blob Data Contributor\" --scope \"$(az storage account \
+                       show --name acc --query id --output tsv)\"";
+        assert!(known.contains(command) && unknown.contains("--assignee OBJECT_ID "), "{known}");
     }
 }
