@@ -19,6 +19,7 @@ mod attempt;
 mod by_itself;
 pub mod cancel;
 pub mod console;
+mod content;
 pub mod curves;
 pub mod debt;
 mod decide;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Result, World, journal, journal::Journal};
+use super::{Result, World, content, journal, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -163,23 +163,18 @@ pub async fn wait_for_name(world: &World, name: &str, key: Option<&str>) -> Resu
     }
 }
 
-/// With the plan that the user gave, and no other.
+/// With the plan that the user gave, and with the same files behind its paths; with nothing else.
 async fn go_on(world: &World, mut job: Journal, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     let id = &job.record.id;
     // The names of the hub mean what they meant then.
     let plan = &Plan { hub: job.record.plan.meant_before(plan), ..plan.clone() };
     if job.record.plan != *plan {
         let differences = difference::sentence(&difference::of_plans(&job.record.plan, plan));
-        let message = format!("the job {id} was planned with other settings: {differences}");
-        let over = job.record.state.is_finished();
-        let other = match (key.is_some(), over) {
-            (true, true) => "take another --idempotency-key".to_owned(),
-            (true, false) => {
-                format!("take another --idempotency-key, and another name while it goes on, or end that job with `ftctl down {id}`")
-            }
-            (false, _) => format!("end that job with `ftctl down {id}`"),
-        };
-        return Err(Failure::new(Exit::Conflict, message).for_good().fix(other));
+        return Err(is_another(&job.record, key, &format!("was planned with other settings: {differences}")));
+    }
+    let changed = content::changed(world, &job.record, plan).await?;
+    if !changed.is_empty() {
+        return Err(is_another(&job.record, key, &format!("was given other data: {}", changed.join("; "))));
     }
     if key.is_some() && job.record.state.is_finished() {
         let label = job.record.state.label(job.record.outcome);
@@ -187,6 +182,19 @@ async fn go_on(world: &World, mut job: Journal, plan: &Plan, key: Option<&str>, 
     }
     hand_over(&mut job, key, submit).await?;
     Ok(job)
+}
+
+/// The refusal of a command that means another job than the one that its key or its name has.
+fn is_another(record: &Record, key: Option<&str>, how: &str) -> Failure {
+    let id = &record.id;
+    let other = match (key.is_some(), record.state.is_finished()) {
+        (true, true) => "take another --idempotency-key".to_owned(),
+        (true, false) => {
+            format!("take another --idempotency-key, and another name while it goes on, or end that job with `ftctl down {id}`")
+        }
+        (false, _) => format!("end that job with `ftctl down {id}`"),
+    };
+    Failure::new(Exit::Conflict, format!("the job {id} {how}")).for_good().fix(other)
 }
 
 async fn hand_over(job: &mut Journal, key: Option<&str>, submit: bool) -> Result<()> {

@@ -310,7 +310,7 @@ async fn send(world: &World, source: Source<'_>) -> Result<Digest> {
 }
 
 /// The dataset of this text: from the cache when the same files were prepared in the same way before.
-async fn prepared(world: &World, config: DataConfig) -> Result<PathBuf> {
+pub(super) async fn prepared(world: &World, config: DataConfig) -> Result<PathBuf> {
     let (cache, report) = (world.cache.clone(), world.report.clone());
     // Reading and tokenising takes seconds to hours of all cores: the lease is renewed meanwhile on this thread.
     let work = move || prepare_cached(&config, &cache, report.as_ref());

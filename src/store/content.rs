@@ -145,7 +145,7 @@ impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for Source<'a> {
 }
 
 impl Source<'_> {
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         let (Self::Tree(path) | Self::Files { directory: path, .. }) = self;
         path
     }

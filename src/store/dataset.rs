@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     Condition, FileEntry, MOST_MANIFEST, Result, Store, StoreError, check_format,
     content::{self, Sent, Source},
-    fetch, find_json, parse_json, read_json, to_json, write_json,
+    fetch, find_json,
+    memory::MemoryStore,
+    parse_json, read_json, to_json, write_json,
 };
 use crate::job::{
     digest::Digest,
@@ -77,6 +79,13 @@ pub async fn upload<'a>(store: &Arc<dyn Store>, source: impl Into<Source<'a>>, r
 pub async fn plan_upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
     let sent = content::send(store, &path::contents(), source.into(), true, report).await?;
     Ok(uploaded(Digest::of(&manifest_bytes(&sent)?), &sent))
+}
+
+/// The files of this machine, and the digest that they have as a dataset. No store is asked.
+pub async fn here(source: Source<'_>, report: &dyn Report) -> Result<(Digest, Vec<FileEntry>)> {
+    let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let sent = content::send(&nothing, &path::contents(), source, true, report).await?;
+    Ok((Digest::of(&manifest_bytes(&sent)?), sent.files))
 }
 
 fn uploaded(digest: Digest, sent: &Sent) -> Uploaded {
@@ -194,7 +203,7 @@ mod tests {
     use super::*;
     use crate::{
         job::report::Silent,
-        store::{content::CHUNK, faulty::FaultyStore, memory::MemoryStore},
+        store::{content::CHUNK, faulty::FaultyStore},
     };
 
     fn content_of(bytes: &[u8]) -> String {

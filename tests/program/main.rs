@@ -17,6 +17,7 @@ mod entra;
 mod front;
 mod hub;
 mod imports;
+mod keys;
 mod logs;
 mod material;
 mod mishaps;
