@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     env,
     ffi::{OsStr, OsString},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use clap::Args;
@@ -44,9 +44,14 @@ pub struct Completion {
 impl Completion {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let mut script = Vec::new();
-        completer(&self.shell.to_string())?
-            .write_registration(VARIABLE, PROGRAM, PROGRAM, PROGRAM, &mut script)
-            .map_err(|error| failed(&error))?;
+        match self.shell {
+            Shell::Bash => script.extend(include_bytes!("completion/ftctl.bash")),
+            Shell::Zsh => script.extend(include_bytes!("completion/ftctl.zsh")),
+            Shell::Fish => script.extend(include_bytes!("completion/ftctl.fish")),
+            other => completer(&other.to_string())?
+                .write_registration(VARIABLE, PROGRAM, PROGRAM, PROGRAM, &mut script)
+                .map_err(|error| failed(&error))?,
+        }
         app.output.data(&script)
     }
 }
@@ -78,12 +83,24 @@ pub fn answer(arguments: &[OsString]) -> Option<Result<Vec<u8>, Failure>> {
 /// file in a cloned repository may hold a command.
 const QUOTING: [&str; 3] = ["zsh", "fish", "elvish"];
 
-/// The candidates that are one word of a shell. bash completes other names of files by itself, and quotes them.
+/// The candidates that are one word of a shell, and names of files where our script has bash quote them.
 fn of_plain_words(answer: &[u8]) -> Vec<u8> {
     let separator = env::var("_CLAP_IFS").ok().and_then(|text| text.bytes().next()).unwrap_or(b'\n');
+    let quotes = env::var_os("FTCTL_QUOTES").is_some_and(|value| !value.is_empty());
     let is_plain =
         |word: &&[u8]| word.iter().all(|byte| byte.is_ascii_alphanumeric() || !byte.is_ascii() || b"-_./+@%=:,".contains(byte));
-    answer.split(|byte| *byte == separator).filter(is_plain).collect::<Vec<_>>().join(&separator)
+    let is_kept = |word: &&[u8]| is_plain(word) || quotes && is_file(word);
+    answer.split(|byte| *byte == separator).filter(is_kept).collect::<Vec<_>>().join(&separator)
+}
+
+/// Whether a candidate, or the value in it, names a file by characters that can be typed.
+fn is_file(word: &[u8]) -> bool {
+    let Ok(word) = str::from_utf8(word) else { return false };
+    let there = |path: &str| match (path.strip_prefix("~/"), env::home_dir()) {
+        (Some(below), Some(home)) => home.join(below).exists(),
+        _ => Path::new(path).exists(),
+    };
+    !word.chars().any(char::is_control) && (there(word) || word.split_once('=').is_some_and(|(_, value)| there(value)))
 }
 
 /// Jobs, and directories of this machine.
@@ -116,14 +133,25 @@ pub fn gpus() -> ArgValueCandidates {
     })
 }
 
-/// Keys of a job file, for `--set`.
+/// Keys of a job file, for `--set`, and after `=` the values that one takes.
 pub fn keys() -> ArgValueCompleter {
     ArgValueCompleter::new(|typed: &OsStr| {
-        let typed = typed.to_string_lossy();
-        let keys = reference::keys(&JobSpec::schema()).into_iter().map(|key| format!("{key}="));
-        candidates(keys.filter(|key| key.starts_with(&*typed)))
+        let (typed, schema) = (typed.to_string_lossy(), JobSpec::schema());
+        let Some((key, value)) = typed.split_once('=') else {
+            let keys = reference::keys(&schema).into_iter().map(|key| format!("{key}="));
+            return candidates(keys.filter(|key| key.starts_with(&*typed)));
+        };
+        if PATHS.contains(&key) {
+            let paths = PathCompleter::any().complete(OsStr::new(value));
+            return paths.into_iter().map(|path| path.add_prefix(format!("{key}="))).collect();
+        }
+        let values = reference::values(&schema, key).into_iter().filter(|one| one.starts_with(value));
+        candidates(values.map(|value| format!("{key}={value}")))
     })
 }
+
+/// Keys whose value may be a path.
+const PATHS: [&str; 3] = ["dataset", "initial_weights", "data.tokenizer.directory"];
 
 fn candidates(words: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     words.into_iter().map(CompletionCandidate::new).collect()

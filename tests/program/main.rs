@@ -9,6 +9,7 @@ mod browser;
 mod ci;
 #[path = "../common/mod.rs"]
 mod common;
+mod completion;
 mod crash_points;
 mod docker;
 mod ends;

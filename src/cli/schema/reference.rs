@@ -29,6 +29,26 @@ pub fn keys(schema: &Value) -> Vec<String> {
     found
 }
 
+/// The words that a key takes, or its default.
+pub fn values(schema: &Value, key: &str) -> Vec<String> {
+    let types = Types { schema };
+    let mut at = schema;
+    for part in key.split('.') {
+        at = &types.kind(at)["properties"][part];
+    }
+    let kind = types.kind(at);
+    let choices = ["oneOf", "anyOf"].iter().filter_map(|list| kind[list].as_array()).flatten().chain([kind]);
+    let words = choices.flat_map(|choice| choice["enum"].as_array().into_iter().flatten().chain(choice.get("const")));
+    let mut found: Vec<String> = words.filter_map(Value::as_str).map(str::to_owned).collect();
+    if kind["type"] == "boolean" || kind["type"][0] == "boolean" {
+        found.extend(["true", "false"].map(str::to_owned));
+    }
+    if found.is_empty() && (at["default"].is_number() || at["default"].is_string()) {
+        found.push(at["default"].as_str().map_or_else(|| at["default"].to_string(), str::to_owned));
+    }
+    found
+}
+
 #[derive(Clone, Copy)]
 struct Types<'a> {
     schema: &'a Value,
