@@ -35,6 +35,8 @@ pub enum Exit {
     JobFailed = 20,
     /// The job was cancelled.
     JobCancelled = 21,
+    /// Asked to end, by SIGHUP: its terminal is gone.
+    HungUp = 129,
     /// Interrupted by the user.
     Interrupted = 130,
     /// Asked to end, by SIGTERM: a pipeline was cancelled.
@@ -42,7 +44,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    const ALL: [Exit; 17] = [
+    const ALL: [Exit; 18] = [
         Exit::Done,
         Exit::Failure,
         Exit::Usage,
@@ -58,6 +60,7 @@ impl Exit {
         Exit::Conflict,
         Exit::JobFailed,
         Exit::JobCancelled,
+        Exit::HungUp,
         Exit::Interrupted,
         Exit::Terminated,
     ];
@@ -80,6 +83,7 @@ impl Exit {
             Exit::Conflict => "conflict",
             Exit::JobFailed => "job_failed",
             Exit::JobCancelled => "job_cancelled",
+            Exit::HungUp => "hung_up",
             Exit::Interrupted => "interrupted",
             Exit::Terminated => "terminated",
         }

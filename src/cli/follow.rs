@@ -3,7 +3,7 @@
 use std::{
     future::{Future, pending},
     io,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
@@ -33,8 +33,8 @@ use crate::{
     },
 };
 
-/// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a
-/// second Ctrl-C ends the program at once.
+/// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, SIGTERM or SIGHUP undoes what there is of the job;
+/// a second Ctrl-C ends the program at once.
 pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let exit = tokio::select! {
         done = work => return done,
@@ -73,7 +73,7 @@ pub struct Waiting {
     /// Stop waiting after this time, counted from the start of the command; the job keeps running
     #[arg(long, value_name = "DURATION")]
     pub timeout: Option<Span>,
-    /// Cancel the job on Ctrl-C, SIGTERM or --timeout, with a checkpoint, instead of leaving it running
+    /// Cancel the job on Ctrl-C, SIGTERM, SIGHUP or --timeout, with a checkpoint, instead of leaving it running
     #[arg(long)]
     pub cancel_on_interrupt: bool,
     /// The part of that time that is over already.
@@ -143,7 +143,7 @@ impl Waiting {
 
     /// Whether a job ends with a wait that ended so.
     pub fn cancels(&self, exit: Exit) -> bool {
-        self.cancel_on_interrupt && matches!(exit, Exit::Interrupted | Exit::Terminated | Exit::Deadline)
+        self.cancel_on_interrupt && matches!(exit, Exit::HungUp | Exit::Interrupted | Exit::Terminated | Exit::Deadline)
     }
 
     async fn after(&self, world: &World, id: &JobId, failure: Failure) -> Failure {
@@ -171,8 +171,8 @@ pub async fn cancel(world: &World, id: &JobId) -> Result<bool, Failure> {
 /// Time for the checkpoint of a job that is cancelled because no one waits for it any more.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM and the end of
-/// `timeout`, of which a part is spent, detach: the job goes on.
+/// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM, SIGHUP and the end
+/// of `timeout`, of which a part is spent, detach: the job goes on.
 pub async fn to_the_end(
     world: &World,
     id: &JobId,
@@ -270,15 +270,28 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     Err(Failure::new(exit, message).fix(fix))
 }
 
-/// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM): the exit code of that.
+/// Returns when the user presses Ctrl-C, a pipeline that was cancelled ends the program (SIGTERM), or its terminal goes (SIGHUP):
+/// the exit code of that.
 async fn interrupt() -> Exit {
     static TERMINATIONS: Signals = Signals::const_new(None);
+    static HANG_UPS: Signals = Signals::const_new(None);
     tokio::select! {
         // Of both at once, Ctrl-C is the one that must not be left for the next wait: a second one ends the program.
         biased;
         () = ctrl_c() => Exit::Interrupted,
         () = come(SignalKind::terminate(), &TERMINATIONS) => Exit::Terminated,
+        () = come(SignalKind::hangup(), &HANG_UPS), if !outlives_its_terminal() => Exit::HungUp,
     }
+}
+
+/// Whether SIGHUP was ignored when the program began, as `nohup` does it: a handler would undo that.
+fn outlives_its_terminal() -> bool {
+    static OUTLIVES: LazyLock<bool> = LazyLock::new(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+        ignored.is_some_and(|mask| mask & 1 == 1)
+    });
+    *OUTLIVES
 }
 
 /// Returns when the user presses Ctrl-C.

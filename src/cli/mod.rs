@@ -97,7 +97,8 @@ const HELP: &str = "Start with `ftctl init`, then `ftctl run job.toml`. `ftctl V
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, 5 no capacity, 6 preempted,
 7 network, 8 may still be billing, 9 damaged bytes, 10 deadline, 11 refused by the budget,
-12 conflict, 20 job failed, 21 job cancelled, 130 interrupted, 143 ended by SIGTERM";
+12 conflict, 20 job failed, 21 job cancelled, 129 terminal gone (SIGHUP), 130 interrupted,
+143 ended by SIGTERM";
 
 /// The options of every verb.
 #[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.

@@ -10,8 +10,8 @@ use crate::{
 
 /// Run a job from start to finish: data, trainer, machine, training, results, clean-up
 ///
-/// The log goes to stderr, the receipt to stdout. Before the job runs, Ctrl-C or SIGTERM undoes everything. After that, it only
-/// detaches and the job goes on.
+/// The log goes to stderr, the receipt to stdout. Before the job runs, Ctrl-C, SIGTERM or SIGHUP undoes everything. After that,
+/// it only detaches and the job goes on.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl run job.toml\n  ftctl run job.toml --set train.steps=50 --ttl 30m")]
 pub struct Arguments {

@@ -50,7 +50,7 @@ impl Talk {
     /// The last words of a program that did not do its work, whatever the verbosity. A user who interrupts it makes no error.
     pub fn last_words(&self, failure: &Failure) {
         let (label, next) = match failure.exit {
-            Exit::Interrupted | Exit::Terminated => (self.paint("interrupted:", "1;33"), "next:"),
+            Exit::HungUp | Exit::Interrupted | Exit::Terminated => (self.paint("interrupted:", "1;33"), "next:"),
             _ => (self.paint("error:", "1;31"), "fix:"),
         };
         self.say(&label, &failure.message);

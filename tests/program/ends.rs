@@ -255,7 +255,7 @@ fn status_and_down_take_several_jobs_and_one_that_fails_holds_up_no_other() {
 
 #[test]
 fn a_wait_that_a_signal_ends_leaves_the_job_running_unless_it_shall_be_cancelled() {
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         for (more, state, last) in
             [(&[][..], "running", "is still running"), (&["--cancel-on-interrupt"], "cancelled", "was cancelled")]
         {
@@ -274,6 +274,26 @@ fn a_wait_that_a_signal_ends_leaves_the_job_running_unless_it_shall_be_cancelled
             assert_eq!(sandbox.json(&["show", id.trim()])["state"], state, "{signal:?} {more:?}: {said}");
         }
     }
+}
+
+/// `nohup` ignores SIGHUP for what it starts.
+#[test]
+fn a_wait_that_ignores_hang_ups_goes_on() {
+    let sandbox = sandbox("nohup");
+    sandbox.script(&json!({ "job": { "duration": "60d" } }));
+    let waits = sandbox.command(&["submit", "job.toml", "--wait", "--ttl", "30d"]);
+    let mut nohup = std::process::Command::new("sh");
+    nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(waits.get_program()).args(waits.get_args());
+    nohup.current_dir(waits.get_current_dir().expect("a directory")).env_clear();
+    nohup.envs(waits.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut waits = nohup.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    BufReader::new(waits.stdout.take().expect("piped")).read_line(&mut String::new()).expect("an id");
+    let pid = Pid::from_child(&waits);
+    kill_process(pid, Signal::HUP).expect("it waits");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(waits.try_wait().expect("looked").is_none(), "it is not ended by what it ignores");
+    kill_process(pid, Signal::TERM).expect("it waits");
+    assert_eq!(waits.wait_with_output().expect("it ended").status.code(), Some(143));
 }
 
 #[test]

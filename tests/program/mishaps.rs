@@ -652,6 +652,7 @@ fi
 fn who_waits_for_another_set_up_can_be_interrupted() {
     is_undone_at(rustix::process::Signal::INT, 130);
     is_undone_at(rustix::process::Signal::TERM, 143);
+    is_undone_at(rustix::process::Signal::HUP, 129);
 }
 
 fn is_undone_at(signal: rustix::process::Signal, code: i32) {
