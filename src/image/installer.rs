@@ -5,13 +5,18 @@
 use std::{
     env,
     ffi::OsString,
+    fmt,
     path::{Path, PathBuf},
     process::Stdio,
 };
 
 use tokio::process::Command;
 
-use super::{ImageError, Result, output};
+use super::{
+    ImageError, Result,
+    needs::{numbers, tells_version},
+    output,
+};
 
 /// The versions of Python that torch has wheels for. Another one installs those of [`ANY`]: nothing of them is run by Python.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=14;
@@ -36,10 +41,15 @@ pub enum Installer {
     Uv(PathBuf),
 }
 
-const UNREACHED: &str = "pip cannot reach its index: PIP_INDEX_URL, pip.conf and HTTPS_PROXY say where it is";
+const UNREACHED: &str = "the index of packages cannot be reached: PIP_INDEX_URL and pip.conf (for uv: UV_DEFAULT_INDEX and uv.toml) and HTTPS_PROXY say where it is";
 
 /// Signs of a failure in the output, and what to do.
 const CAUSES: &[(&str, &str)] = &[
+    (
+        "python-build-standalone",
+        "uv fetches a Python where there is none, and could not: install Python 3, or name a place for it in UV_PYTHON_INSTALL_MIRROR",
+    ),
+    ("No interpreter found", "uv needs some Python, and may fetch none here: install Python 3"),
     ("CERTIFICATE_VERIFY_FAILED", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
     ("UnknownIssuer", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
     (
@@ -72,26 +82,92 @@ pub fn advice(output: &str) -> &'static str {
     )
 }
 
+/// The program that will do, before anything is made for it. `fits`: whether torch has wheels for this Python.
+#[derive(Debug)]
+pub enum Means {
+    Pip { fits: bool },
+    Venv { fits: bool },
+    Uv(PathBuf),
+}
+
+impl fmt::Display for Means {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pip { .. } => f.write_str("with pip"),
+            Self::Venv { .. } => f.write_str("with venv"),
+            Self::Uv(program) => write!(f, "{} does without", program.display()),
+        }
+    }
+}
+
+impl Means {
+    /// Looks for one; makes nothing.
+    pub async fn find() -> Result<Self> {
+        let python = Self::of_python().await;
+        let Err((why, fix)) = python else { return python.map_err(|(why, fix)| ImageError::NoInstaller { why, fix }) };
+        which::which("uv").map(Self::Uv).map_err(|_| ImageError::NoInstaller { why, fix })
+    }
+
+    /// Or why there is none, and the fix.
+    async fn of_python() -> Result<Self, (String, &'static str)> {
+        let no_python = |why: String| (why, "install Python 3 with pip, or uv");
+        let python = which::which("python3").map_err(|_| no_python("python3 is not in PATH".to_owned()))?;
+        let run = async |arguments: &[&str]| {
+            let output = output("python3", arguments, PURPOSE).await.ok().filter(|output| output.status.success());
+            output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        let Some(version) = run(&["-c", "import sys; print(*sys.version_info[:2])"]).await else {
+            let said = tells_version(&python).await.err().unwrap_or_else(|| "it runs no program".to_owned());
+            return Err(no_python(format!("python3 does not work: {said}")));
+        };
+        let fits = version.strip_prefix("3 ").and_then(|minor| minor.parse().ok()).is_some_and(|minor| PYTHONS.contains(&minor));
+        let pip = run(&["-m", "pip", "--version"]).await;
+        if pip.as_ref().is_some_and(|said| too_old(said).is_none()) {
+            return Ok(Self::Pip { fits });
+        }
+        if run(&["-c", "import venv, ensurepip; print('pip', ensurepip.version())"])
+            .await
+            .is_some_and(|said| too_old(&said).is_none())
+        {
+            return Ok(Self::Venv { fits });
+        }
+        Err(match pip.as_deref().and_then(too_old) {
+            Some(version) => (
+                format!("the pip of python3 is {version}, and these wheels need {LEAST}"),
+                "python3 -m pip install --user --upgrade pip, or install uv",
+            ),
+            None => ("python3 has neither pip nor venv".to_owned(), "install python3-pip, python3-venv or uv"),
+        })
+    }
+}
+
+/// The first pip that knows the wheels' names for systems, `manylinux_2_28`.
+const LEAST: &str = "20.3";
+
+/// The version in `pip 20.0.2 from ...`, if it is too old.
+fn too_old(said: &str) -> Option<&str> {
+    let version = said.strip_prefix("pip ")?.split_whitespace().next()?;
+    (numbers(version)? < numbers(LEAST)?).then_some(version)
+}
+
 impl Installer {
     /// Finds one; a virtual environment is made in `partial`.
     pub async fn find(partial: &Path) -> Result<Self> {
-        let version = output("python3", &["-c", "import sys; print(*sys.version_info[:2])"], PURPOSE).await?;
-        let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
-        let fits = version.strip_prefix("3 ").and_then(|minor| minor.parse().ok()).is_some_and(|minor| PYTHONS.contains(&minor));
-        if output("python3", &["-m", "pip", "--version"], PURPOSE).await?.status.success() {
-            return Ok(Self::Pip { words: ["python3", "-m", "pip"].map(str::to_owned).to_vec(), fits });
-        }
+        let fits = match Means::find().await? {
+            Means::Pip { fits } => {
+                return Ok(Self::Pip { words: ["python3", "-m", "pip"].map(str::to_owned).to_vec(), fits });
+            }
+            Means::Uv(program) => return Ok(Self::Uv(program)),
+            Means::Venv { fits } => fits,
+        };
         let venv = partial.join("venv").to_string_lossy().into_owned();
-        if output("python3", &["-m", "venv", &venv], PURPOSE).await?.status.success() {
-            return Ok(Self::Pip { words: vec![format!("{venv}/bin/python"), "-m".to_owned(), "pip".to_owned()], fits });
+        let made = output("python3", &["-m", "venv", &venv], PURPOSE).await?;
+        if !made.status.success() {
+            let said = String::from_utf8_lossy(&made.stdout).trim().lines().last().unwrap_or_default().to_owned();
+            let why = format!("python3 has no pip, and makes no virtual environment: {said}");
+            return Err(ImageError::NoInstaller { why, fix: "install python3-pip, python3-venv or uv" });
         }
-        which::which("uv").map(Self::Uv).map_err(|_| {
-            ImageError::Unusable(
-                "python3 has neither pip nor venv, and there is no uv; libtorch is installed with one of them: install python3-pip or \
-                 python3-venv, or set LIBTORCH to a libtorch 2.11 of your own"
-                    .to_owned(),
-            )
-        })
+        Ok(Self::Pip { words: vec![format!("{venv}/bin/python"), "-m".to_owned(), "pip".to_owned()], fits })
     }
 
     /// The installation of the wheels that the file names by their digests, and of nothing else, into a folder.
@@ -286,7 +362,22 @@ server.serve_forever()
     }
 
     #[test]
+    fn a_pip_that_knows_no_name_of_our_wheels_is_too_old() {
+        let of = |version: &str| format!("pip {version} from /usr/lib/python3/dist-packages/pip (python 3.8)");
+        for version in ["9.0.1", "18.1", "20.0.2", "20.2.4"] {
+            assert_eq!(too_old(&of(version)), Some(version));
+        }
+        for said in [&*of("20.3"), &of("20.3.4"), &of("23.0.1"), &of("26.1"), "", "pip"] {
+            assert_eq!(too_old(said), None, "{said}");
+        }
+    }
+
+    #[test]
     fn the_cause_of_a_failure_is_named() {
+        assert!(
+            advice("Failed to download `https://github.com/astral-sh/python-build-standalone/x`: Name or service not known")
+                .starts_with("uv fetches")
+        );
         assert!(advice("[SSL: CERTIFICATE_VERIFY_FAILED] self signed").contains("SSL_CERT_FILE"));
         assert!(advice("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES").contains("other files"));
         assert!(advice("Could not find a suitable TLS CA certificate bundle, invalid path: /none").contains("is not there"));

@@ -43,6 +43,8 @@ pub enum ImageError {
     },
     #[error("{what} {why}; ftctl builds the trainer with it")]
     NoTool { what: &'static str, why: String },
+    #[error("{why}; libtorch is installed by pip or uv")]
+    NoInstaller { why: String, fix: &'static str },
     /// A program that was started failed; the log has everything it said.
     #[error("{purpose} failed:\n{tail}\nThe whole log is {}. {advice}", log.display())]
     Failed { purpose: &'static str, tail: String, log: PathBuf, advice: &'static str },

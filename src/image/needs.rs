@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{process::Command, time::timeout};
 
-use super::{ImageError, Result, libtorch, trainer};
+use super::{ImageError, Result, installer::Means, libtorch, trainer};
 use crate::job::finding::Finding;
 
 /// Free space below which a first run on this machine would not fit: libtorch, the build, a dataset and checkpoints.
@@ -41,6 +41,15 @@ pub async fn examine(cache: &Path) -> Vec<Finding> {
                 |program| Finding::good(tool.what, program.display().to_string()),
             ));
         }
+        if libtorch::present(cache).is_none() {
+            findings.push(match Means::find().await {
+                Ok(means) => Finding::good("python3", means.to_string()),
+                Err(ImageError::NoInstaller { why, fix }) => {
+                    Finding::bad("python3", format!("{why}; pip or uv installs libtorch"), fix)
+                }
+                Err(error) => Finding::bad("python3", error.to_string(), "install Python 3 with pip, or uv"),
+            });
+        }
         findings.extend(room(cache));
     }
     findings
@@ -49,7 +58,7 @@ pub async fn examine(cache: &Path) -> Vec<Finding> {
 /// Refuses to begin a build of the trainer that would fail after a long download.
 pub async fn compilers() -> Result<()> {
     let path = env::var_os("PATH");
-    for tool in TOOLS.iter().filter(|tool| tool.compiles) {
+    for tool in TOOLS {
         tool.found(path.as_deref()).await.map_err(|why| ImageError::NoTool { what: tool.what, why })?;
     }
     Ok(())
@@ -57,8 +66,6 @@ pub async fn compilers() -> Result<()> {
 
 struct Tool {
     what: &'static str,
-    /// Whether it is needed after libtorch has come.
-    compiles: bool,
     /// Any of these programs will do.
     programs: &'static [&'static str],
     /// The oldest version that will do, as the program tells its own: `cargo 1.95.0 (…)`.
@@ -69,13 +76,11 @@ struct Tool {
 const TOOLS: &[Tool] = &[
     Tool {
         what: "cargo",
-        compiles: true,
         programs: &["cargo"],
         least: Some(env!("CARGO_PKG_RUST_VERSION")),
         fix: "install Rust with rustup, without root; `rustup default stable` where it has no toolchain",
     },
-    Tool { what: "C++ compiler", compiles: true, programs: &["c++", "g++", "clang++"], least: None, fix: "install g++ or clang" },
-    Tool { what: "python3", compiles: false, programs: &["python3"], least: None, fix: "install Python 3; it fetches libtorch" },
+    Tool { what: "C++ compiler", programs: &["c++", "g++", "clang++"], least: None, fix: "install g++ or clang" },
 ];
 
 impl Tool {
@@ -95,13 +100,13 @@ impl Tool {
 }
 
 /// Major and minor number.
-fn numbers(version: &str) -> Option<(u32, u32)> {
+pub(super) fn numbers(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 /// Starts a program: what an installer leaves, such as rustup without a toolchain, need not have one behind it.
-async fn tells_version(program: &Path) -> Result<String, String> {
+pub(super) async fn tells_version(program: &Path) -> Result<String, String> {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
     let late = |_| format!("no answer for {} s", PATIENCE.as_secs());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     docker::{self, credentials::registry, registry::Class as Answer},
-    image::ImageError,
+    image::{ImageError, libtorch},
     job::plan::Plan,
 };
 
@@ -83,6 +83,9 @@ impl From<ImageError> for ProviderError {
             ImageError::NoTool { .. } => {
                 let fix = "install Rust from rustup.rs and a C++ compiler; `ftctl doctor` shows what is missing";
                 (Class::Internal, Some(fix.to_owned()))
+            }
+            ImageError::NoInstaller { fix, .. } => {
+                (Class::Internal, Some(format!("{fix}; or name a libtorch {} of your own in LIBTORCH", libtorch::VERSION)))
             }
             ImageError::Line { .. } => (Class::Network, None),
             _ if docker::is_full_disk(&message) => (Class::Network, Some(docker::FULL_DISK.to_owned())),

@@ -701,6 +701,51 @@ fn a_set_up_without_compilers_fetches_nothing() {
     assert!(!set_up.libtorch().exists());
 }
 
+/// Installs as a uv does: pip's words, and no Python.
+const UV: &str = r#"#!/bin/sh
+[ "$1 $2" = "pip install" ] || exit 3
+echo installation >>"$HOME/installations"
+while [ $# -gt 1 ] && [ "$1" != --target ]; do shift; done
+/bin/mkdir -p "$2/torch/lib"
+: >"$2/torch/lib/libtorch_cpu.so"
+"#;
+
+#[test]
+fn libtorch_is_installed_by_what_can_or_the_cause_is_named() {
+    let set_up = SetUp::new();
+    set_up.program("c++", "#!/bin/sh\n");
+    let python = |pip: &str, venv: &str| {
+        let cases = format!("\"-m pip --version\") {pip} ;;\n*ensurepip*) {venv} ;;\n\"-c \"*) echo 3 8 ;;\n*) exit 1 ;;");
+        set_up.program("python3", &format!("#!/bin/sh\ncase \"$*\" in\n{cases}\nesac\n"));
+    };
+    let alone = |arguments: &[&str]| Sandbox::said(set_up.command(arguments).env("PATH", set_up.sandbox.path("bin")));
+    let build = || alone(&["build", "--print", "path"]);
+    let refused = |why: &str, fix: &str| {
+        let message = format!("error: {why}; libtorch is installed by pip or uv\n  fix: {fix}; or name a libtorch ");
+        let said = build();
+        assert!(said.code == Some(1) && said.stderr.starts_with(&message), "{}", said.stderr);
+        // Before anything is fetched; and the doctor knows.
+        let doctor = alone(&["doctor", "--backend", "local", "-o", "json"]).stdout;
+        assert!(doctor.contains(&format!("{why}; pip or uv installs libtorch")), "{doctor}");
+        assert!(!set_up.sandbox.home().join("installations").exists());
+    };
+    let old = "echo pip 20.0.2 from /usr/lib/python3/dist-packages/pip '(python 3.8)'";
+    python(old, "exit 1");
+    let upgrade = "python3 -m pip install --user --upgrade pip, or install uv";
+    refused("the pip of python3 is 20.0.2, and these wheels need 20.3", upgrade);
+    python(old, "echo pip 20.0.2");
+    refused("the pip of python3 is 20.0.2, and these wheels need 20.3", upgrade);
+    python("exit 1", "exit 1");
+    refused("python3 has neither pip nor venv", "install python3-pip, python3-venv or uv");
+    fs::remove_file(set_up.sandbox.path("bin/python3")).expect("there");
+    refused("python3 is not in PATH", "install Python 3 with pip, or uv");
+    // uv needs none of them.
+    set_up.program("uv", UV);
+    let said = build();
+    assert!(said.stderr.contains("building the trainer with cargo failed:\nno compiler today"), "{}", said.stderr);
+    assert_eq!(set_up.installations(), 1);
+}
+
 /// The words of rustup.
 const NO_TOOLCHAIN: &str = "#!/bin/sh
 echo 'error: rustup could not choose a version of cargo to run, because one was not specified' >&2
@@ -729,7 +774,7 @@ fn a_doctor_never_says_ok_of_a_program_that_does_not_work() {
     let why = "does not work: ";
     let message = |finding: &Value| finding["message"].as_str().expect("a message").to_owned();
     assert!(message(&cargo).starts_with(why) && message(&cargo).contains(": rustup could not choose a version"), "{cargo}");
-    assert!(message(&python).starts_with(why) && message(&python).contains("exit status: 1"), "{python}");
+    assert!(message(&python).starts_with("python3 does not work: exit status: 1;"), "{python}");
 }
 
 /// The last lines of a log are often those of a backtrace.
