@@ -81,6 +81,13 @@ fn notify(app: &App<'_>) -> Option<Finding> {
         return Some(doctor::refused("notify", failure));
     }
     let missing = notify.command.first().filter(|program| which::which(program).is_err());
+    // The worse of the two.
+    if missing.is_none()
+        && let Ok(Some(why)) = app.block_on(async { Ok(listeners::unreached(notify).await) })
+    {
+        let fix = "correct the address in the user's config.toml or FTCTL_NOTIFY_WEBHOOK, or let this machine reach it";
+        return Some(Finding::notice("notify", format!("{why}; jobs run without it, and nobody is told"), fix));
+    }
     Some(missing.map_or_else(
         || Finding::good("notify", told),
         |program| {

@@ -5,7 +5,7 @@ use std::{io, process::Stdio, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use reqwest::Url;
 use serde_json::{Value, json};
-use tokio::{io::AsyncWriteExt as _, process};
+use tokio::{io::AsyncWriteExt as _, process, time::timeout};
 
 use crate::{
     exit::{Exit, Failure},
@@ -31,6 +31,23 @@ pub fn of(notify: &Notify) -> Result<Vec<Arc<dyn Listener>>, Failure> {
         listeners.push(Arc::new(Command { program: program.clone(), arguments: arguments.to_vec() }));
     }
     Ok(listeners)
+}
+
+/// So long is waited for the host of a webhook by one who only looks.
+const GLANCE: Duration = Duration::from_secs(5);
+
+/// Why no message would reach the webhook, as far as that shows without one: its host is asked for `/`, whatever it answers.
+pub async fn unreached(notify: &Notify) -> Option<String> {
+    let mut root = Url::parse(notify.webhook.as_ref()?).ok()?;
+    root.set_path("/");
+    root.set_query(None);
+    let host = root.host_str().unwrap_or_default().to_owned();
+    let ask = async { transit::client(&root).build()?.head(root.clone()).send().await };
+    let why = match timeout(GLANCE, ask).await {
+        Ok(asked) => transit::why(&asked.err()?),
+        Err(_) => format!("no answer within {} s", GLANCE.as_secs()),
+    };
+    Some(format!("the webhook at {host} cannot be reached: {why}"))
 }
 
 /// Takes JSON by POST, as those of Slack, Teams and Discord do.
@@ -115,6 +132,35 @@ mod tests {
             assert_eq!(asked.load(Ordering::Relaxed), tries, "{statuses:?}");
             serving.abort();
         }
+    }
+
+    #[tokio::test]
+    async fn a_webhook_out_of_reach_is_told_without_a_message_to_it() {
+        let to = |address: std::net::SocketAddr| Notify {
+            webhook: Some(format!("http://{address}/secret?sig=secret")),
+            ..Notify::default()
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        // It takes the connection, and says nothing.
+        let began = std::time::Instant::now();
+        let why = unreached(&to(address)).await.unwrap();
+        assert_eq!(why, "the webhook at 127.0.0.1 cannot be reached: no answer within 5 s");
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let kept = Arc::clone(&asked);
+        let serving = tokio::spawn(serve(listener, move |request| {
+            let path = request.url.as_ref().map_or("", Url::path);
+            kept.lock().unwrap().push(format!("{} {path}", request.method));
+            async move { Some(Reply::json(404, &json!({}))) }
+        }));
+        assert_eq!(unreached(&to(address)).await, None, "any answer will do");
+        assert_eq!(asked.lock().unwrap().last().map(String::as_str), Some("HEAD /"));
+        serving.abort();
+        let _ = serving.await;
+        let why = unreached(&to(address)).await.unwrap();
+        assert!(why.starts_with("the webhook at 127.0.0.1 cannot be reached: ") && !why.contains("secret"), "{why}");
+        assert_eq!(unreached(&Notify::default()).await, None);
     }
 
     #[test]

@@ -3,6 +3,9 @@
 use std::{
     env,
     ffi::OsStr,
+    fs::Permissions,
+    io::{ErrorKind, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -33,6 +36,7 @@ pub async fn examine(cache: &Path) -> Vec<Finding> {
         Some(path) => Finding::good("trainer", path.display().to_string()),
         None => Finding::notice("trainer", "not built yet; the first job does it", "ftctl build --print path"),
     });
+    findings.extend(starts_no_programs(cache).await);
     // A built trainer needs no tools any more.
     if built.is_none() {
         for tool in TOOLS {
@@ -117,6 +121,24 @@ pub(super) async fn tells_version(program: &Path) -> Result<String, String> {
     let said = String::from_utf8_lossy(&output.stderr);
     let first = said.lines().find(|line| !line.trim().is_empty());
     Err(first.map_or_else(|| output.status.to_string(), |line| line.trim_start_matches("error: ").trim_end_matches('.').to_owned()))
+}
+
+/// Tries to start a program in a directory, or in the nearest one above that exists: permissions tell nothing of the mount.
+async fn starts_no_programs(directory: &Path) -> Option<Finding> {
+    let existing = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    // Another finding is about what cannot be written.
+    let (mut file, path) = tempfile::Builder::new().prefix(".ftctl-doctor.").tempfile_in(existing).ok()?.into_parts();
+    file.write_all(b"#!/bin/sh\n").and_then(|()| file.set_permissions(Permissions::from_mode(0o700))).ok()?;
+    // One that is open for writing is not started.
+    drop(file);
+    let started = Command::new(&path).stdin(Stdio::null()).output().await;
+    started.err().filter(|error| error.kind() == ErrorKind::PermissionDenied).map(|error| {
+        let message = format!(
+            "no program may be started in {} ({error}): the file system is mounted noexec, and the trainer is built and run there",
+            existing.display()
+        );
+        Finding::bad("programs", message, "name a directory elsewhere in XDG_CACHE_HOME, or mount it with exec")
+    })
 }
 
 fn room(cache: &Path) -> Option<Finding> {

@@ -581,6 +581,22 @@ fn a_job_that_is_not_there() {
     }
 }
 
+#[test]
+fn a_cache_on_a_noexec_mount_is_told_by_the_doctor() {
+    let sandbox = Sandbox::new();
+    let doctor = |options| with_file_system(&sandbox, ".cache", options, &["doctor", "--backend", "local", "-o", "json"]);
+    let Some(said) = doctor("noexec") else { return };
+    let programs = |said: &Said| {
+        let told: Value = serde_json::from_str(&said.stdout).expect("JSON");
+        told["findings"].as_array().expect("a list").iter().find(|finding| finding["what"] == "programs").cloned()
+    };
+    let finding = programs(&said).expect("a finding");
+    assert_eq!((said.code, finding["health"].as_str()), (Some(1), Some("bad")), "{finding}");
+    assert!(finding["message"].as_str().is_some_and(|message| message.contains("mounted noexec")), "{finding}");
+    assert!(finding["fix"].as_str().is_some_and(|fix| fix.contains("XDG_CACHE_HOME")), "{finding}");
+    assert_eq!(programs(&doctor("exec").expect("allowed a moment ago")), None);
+}
+
 /// Programs that stand in for python3 and cargo: the real ones take minutes.
 struct SetUp {
     sandbox: Sandbox,
