@@ -10,7 +10,7 @@ use super::{
     listing::{Listed, Listing},
 };
 use crate::job::{
-    hub::{HubName, Part},
+    hub::{HubName, Part, Repository},
     wording::nearest,
     yaml::{self, Node, Value},
 };
@@ -49,6 +49,11 @@ type Found<'l> = Vec<(String, Vec<&'l Listed>)>;
 
 /// The files of a split, in their order.
 pub(super) fn split(name: &HubName, listing: &Listing, readme: &str) -> Result<Vec<Listed>> {
+    let has_rows = |file: &Listed| data_extension(&file.path).is_some() && !NO_DATA.iter().any(|other| file.path.ends_with(other));
+    let program = listing.iter().find(|file| matches!(file.path.rsplit_once('.'), Some((name, "py")) if !name.contains('/')));
+    if let Some(program) = program.filter(|_| !listing.iter().any(has_rows)) {
+        return Err(made_by(&name.repository, &program.path));
+    }
     let part = name.part.as_ref().ok_or_else(|| HubError::new(Class::Invalid, format!("{name} names no split of a dataset")))?;
     let configs = told(readme)
         .map_err(|why| HubError::new(Class::Invalid, format!("the README of {} cannot be read: {why}", name.repository)))?;
@@ -70,6 +75,14 @@ pub(super) fn split(name: &HubName, listing: &Listing, readme: &str) -> Result<V
         return Err(HubError::new(Class::NotFound, format!("{name} has no files in the repository")));
     }
     Ok(files.into_iter().cloned().collect())
+}
+
+/// The refusal of a dataset that has a program, and no rows.
+pub(super) fn made_by(repository: &Repository, program: &str) -> HubError {
+    let message =
+        format!("{repository} has no rows in files: its {program} makes them, and no program of a repository is ever run");
+    HubError::new(Class::NotFound, message)
+        .fix("name another dataset with the same text; or make the files where you trust it, and name them in data.train")
 }
 
 /// The files, or their patterns, of the split that is meant.

@@ -161,7 +161,10 @@ impl Hub {
         if name.part.is_none() || !listing.has_program(&repository.name) {
             return Ok(commit);
         }
-        Ok(self.listed(line, repository, &Revision::of_parquet()).await?.0)
+        match self.listed(line, repository, &Revision::of_parquet()).await {
+            Err(error) if error.class == Class::NotFound => Err(dataset::made_by(repository, &format!("{}.py", repository.name))),
+            copy => Ok(copy?.0),
+        }
     }
 
     /// The files of a commit, from memory where they were listed before; without both, those of a model that are in the cache.

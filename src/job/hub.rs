@@ -158,10 +158,11 @@ pub struct HubName {
 }
 
 impl HubName {
-    /// `hf:OWNER/NAME[@REVISION]`: weights or a tokenizer; `None` for a path.
+    /// `hf:OWNER/NAME[@REVISION]`: weights or a tokenizer; `None` for a path. The kind may stand in front, as in the hub's
+    /// addresses.
     pub fn of_model(text: &str) -> Option<Result<Self, String>> {
         let read = |text: &str| {
-            let (name, revision) = split_revision(text)?;
+            let (name, revision) = split_revision(text.strip_prefix("models/").unwrap_or(text))?;
             Ok(Self { repository: Repository::parse(Kind::Models, name)?, part: None, revision })
         };
         text.strip_prefix(PREFIX).map(read)
@@ -170,7 +171,7 @@ impl HubName {
     /// `hf:OWNER/NAME[/CONFIGURATION]/SPLIT[@REVISION]`: text; `None` for a path.
     pub fn of_data(text: &str) -> Option<Result<Self, String>> {
         let read = |text: &str| {
-            let (name, revision) = split_revision(text)?;
+            let (name, revision) = split_revision(text.strip_prefix("datasets/").unwrap_or(text))?;
             let parts: Vec<&str> = name.split('/').collect();
             let (owner, repository, config, split) = match parts[..] {
                 [owner, repository, config, split] => (owner, repository, Some(config), split),
@@ -305,6 +306,8 @@ mod tests {
         assert_eq!(model("hf:gpt2-xl@v1.0").key(), "models/openai-community/gpt2-xl@v1.0");
         assert_eq!(model("hf:a/b@refs/pr/1").revision.as_str(), "refs/pr/1");
         assert_eq!(model("hf:a/b@main").to_string(), "hf:a/b");
+        assert_eq!(model("hf:models/a/b@v1").to_string(), "hf:a/b@v1");
+        assert_eq!(data("hf:datasets/a/b/c/train").to_string(), "hf:a/b/c/train");
         let text = "hf:Salesforce/wikitext/wikitext-103-raw-v1/train@refs/convert/parquet";
         let named = data(text);
         assert_eq!(named.to_string(), text);

@@ -236,7 +236,9 @@ struct Outline {
 impl Outline {
     async fn of(hub: &Hub, name: &HubName, commit: &Commit, listing: &Listing) -> Result<Self> {
         let is_small = |file: &Listed| {
-            is_of_tokenizer(file) || (file.bytes <= SMALL && (file.path == CONFIG_FILE || is_beside(&file.path, ".index.json")))
+            is_of_tokenizer(file)
+                || (file.bytes <= SMALL
+                    && ([CONFIG_FILE, model_files::ADAPTERS].contains(&&*file.path) || is_beside(&file.path, ".index.json")))
         };
         let small: Vec<Listed> = listing.iter().filter(|file| is_small(file)).cloned().collect();
         let fetched = hub.fetch(name, commit, &small, &Silent).await?;
@@ -248,6 +250,10 @@ impl Outline {
         for file in listing.iter().filter(|file| is_weights(&file.path)) {
             let made = File::create(at(file)).and_then(|zeros| zeros.set_len(file.bytes));
             made.map_err(|error| trouble("make", &at(file), &error))?;
+        }
+        // A hint at what a repository has instead of a model goes by the names of its files.
+        for file in listing.iter().filter(|file| is_beside(&file.path, "") && !at(file).is_symlink() && !at(file).exists()) {
+            File::create(at(file)).map_err(|error| trouble("make", &at(file), &error))?;
         }
         let refused = |why: String| Failure::new(Exit::Usage, why.replace(&*folder.path().to_string_lossy(), &name.to_string()));
         let needed = model_files::needed(folder.path()).map_err(|error| refused(error.to_string()))?;

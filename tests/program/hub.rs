@@ -472,6 +472,35 @@ fn a_script_is_not_run_and_the_hubs_own_copy_is_taken() {
     assert!(shown.contains("to fetch") && shown.contains("in 4 files, when the job begins"), "{shown}");
 }
 
+/// Where the hub has no copy of their rows.
+#[test]
+fn a_dataset_of_a_script_alone_is_refused_with_the_way_out() {
+    for script in ["made.py", "build.py"] {
+        let place = Place::new();
+        let files = [(script, b"import os".to_vec()), ("README.md", b"# Made\n".to_vec()), ("dataset_infos.json", b"{}".to_vec())];
+        place.hub.commit("datasets/owner/made", "main", &files);
+        place.write_job("hf:owner/tiny", "hf:datasets/owner/made/plain/train");
+        let said = place.said(&["run", "job.toml"], &[]);
+        let message =
+            format!("owner/made has no rows in files: its {script} makes them, and no program of a repository is ever run");
+        assert!(said.code == Some(3) && said.stderr.contains(&message), "{}", said.stderr);
+        assert!(!place.asked().contains(&script.to_owned()));
+    }
+}
+
+#[test]
+fn adapters_of_the_hub_are_named_with_the_model_that_they_are_for() {
+    let place = Place::new();
+    let config = json!({ "peft_type": "LORA", "base_model_name_or_path": "openai-community/gpt2" }).to_string();
+    let files = [("adapter_config.json", config.into_bytes()), ("adapter_model.safetensors", vec![0; 64]), ("README.md", vec![])];
+    place.hub.commit("models/owner/lora", "main", &files);
+    place.write_job("hf:models/owner/lora", "hf:owner/tales/long/train");
+    let said = place.said(&["run", "job.toml"], &[]);
+    for words in ["it has adapters of peft", "what they adapt is openai-community/gpt2", "owner/lora"] {
+        assert!(said.code == Some(2) && said.stderr.contains(words), "{:?}: {}", said.code, said.stderr);
+    }
+}
+
 #[test]
 fn the_token_stays_on_its_host_and_the_users_word_counts_alone() {
     let place = Place::new();

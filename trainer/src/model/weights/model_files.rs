@@ -34,9 +34,14 @@ const GLANCE: usize = 1 << 16;
 /// Bytes of each tensor that are looked at then: a page.
 const BEGINNING: usize = 1 << 12;
 
+/// The file that peft writes beside the weights of adapters.
+pub const ADAPTERS: &str = "adapter_config.json";
+/// Bytes of it.
+const LONGEST_ADAPTERS: u64 = 1 << 20;
+
 /// Parts of the names of what lies in a directory that has no model for this program, and what to do then.
 const INSTEAD: [(&str, &str); 14] = [
-    ("adapter_config.json", "it has adapters of peft, of which `merge_and_unload` and `save_pretrained` make a model"),
+    (ADAPTERS, "it has adapters of peft, of which `merge_and_unload` and `save_pretrained` make a model"),
     ("tf_model.h5", "it has weights for TensorFlow, which transformers 4 turns into its own: from_pretrained(…, from_tf=True)"),
     (".ckpt.index", "it has weights for TensorFlow, which transformers 4 turns into its own: from_pretrained(…, from_tf=True)"),
     ("flax_model.msgpack", "it has weights for Flax, which transformers 4 turns into its own: from_pretrained(…, from_flax=True)"),
@@ -60,7 +65,16 @@ fn instead(directory: &Path) -> String {
     }
     let names = files::names(directory).unwrap_or_default();
     let found = INSTEAD.iter().find(|(part, _)| names.iter().any(|name| name.contains(part)));
-    found.map_or_else(String::new, |(_, what)| format!("; {what}"))
+    let base = found.filter(|(part, _)| *part == ADAPTERS).and_then(|_| base_of_adapters(&directory.join(ADAPTERS)));
+    let base = base.map(|base| format!("; what they adapt is {base}")).unwrap_or_default();
+    found.map_or_else(String::new, |(_, what)| format!("; {what}{base}"))
+}
+
+/// The model that adapters are for, as peft names it.
+fn base_of_adapters(path: &Path) -> Option<String> {
+    let config: serde_json::Value = serde_json::from_slice(&read_text(path, LONGEST_ADAPTERS).ok()?).ok()?;
+    let base = config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty())?;
+    Some(base.escape_debug().to_string())
 }
 
 /// Why weights cannot be read or written, or do not fit.
