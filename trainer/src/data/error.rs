@@ -62,6 +62,10 @@ pub enum DataError {
     MostRowsBad { path: PathBuf, left_out: u64, rows: u64, first: String },
     #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]
     NotText { path: PathBuf, column: String, place: String },
+    #[error(
+        "the rows of {path} are a list in `{column}` of one object; take them out of it: jq -c '.[\"{column}\"][]' {path} > rows.jsonl"
+    )]
+    WrappedRows { path: PathBuf, column: String },
     #[error("{path} is malformed in {place}: {reason}; correct it or leave the file out")]
     Malformed { path: PathBuf, place: String, reason: String },
     #[error("{0}. `on_bad_row = \"skip\"` leaves such rows out")]

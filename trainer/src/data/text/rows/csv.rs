@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use super::{LONGEST_ROW, Table};
@@ -20,7 +20,10 @@ pub fn csv(
 ) -> Result<Findings, DataError> {
     let mut table = Table::new(path, reading);
     let since = Cell::new(0);
-    let metered = Metered { content: BufReader::with_capacity(1 << 20, content), since: &since, quotes: Quotes::new(delimiter) };
+    let mut content = BufReader::with_capacity(1 << 20, content);
+    let told = told_delimiter(&mut content).map_err(|error| failed(path, &error))?;
+    let (delimiter, above) = told.map_or((delimiter, 0), |told| (told, 1));
+    let metered = Metered { content, since: &since, quotes: Quotes::new(delimiter) };
     let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(metered);
     let columns: Vec<String> = match reader.byte_headers() {
         Ok(headers) => headers.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect(),
@@ -43,7 +46,7 @@ pub fn csv(
         if record.len() == 1 && record[0].iter().all(|byte| matches!(byte, b' ' | b'\t')) {
             continue;
         }
-        let place = || format!("line {}", last.line());
+        let place = || format!("line {}", last.line() + above);
         // As pandas reads them, fields that a row lacks are empty, and what has no name is too much. Only the text has to be there.
         let is_short = record.len() < columns.len();
         let Some(text) = record.get(index).filter(|_| record.len() <= columns.len()) else {
@@ -56,9 +59,23 @@ pub fn csv(
         table.row(text.map(Cow::Borrowed), place, visit)?;
     }
     if reader.into_inner().quotes.is_open {
-        return Err(table.malformed(format!("line {}", last.line()), &"a quotation mark is never closed"));
+        return Err(table.malformed(format!("line {}", last.line() + above), &"a quotation mark is never closed"));
     }
     table.finish()
+}
+
+/// The delimiter of a first line `sep=;`, which Excel reads and writes; that line is passed over.
+fn told_delimiter(content: &mut impl BufRead) -> io::Result<Option<u8>> {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    let seen = content.fill_buf()?;
+    let mark = if seen.starts_with(MARK) { MARK.len() } else { 0 };
+    let line = seen[mark..].split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
+    let line_end = line.strip_suffix(b"\n").map(|rest| rest.strip_suffix(b"\r").unwrap_or(rest));
+    let Some([b's', b'e', b'p', b'=', delimiter]) = line_end else { return Ok(None) };
+    let delimiter = *delimiter;
+    let bytes = mark + line.len();
+    content.consume(bytes);
+    Ok(Some(delimiter))
 }
 
 /// A csv file of which a row may have [`LONGEST_ROW`] bytes: a quotation mark that is never closed makes the rest of the file one.

@@ -152,7 +152,13 @@ fn text_of<'r>(table: &mut Table<'_>, row: &'r [u8], place: &str) -> Result<Cow<
         return Err(table.malformed(place.to_owned(), &"it has no columns"));
     }
     let names: Vec<Cow<'_, str>> = columns.iter().map(|(name, _)| name.clone()).collect();
-    let index = table.choose(&names).map_err(|error| in_line(error, place))?;
+    let is_first = table.kept == 0 && table.left_out == 0;
+    let wrapped = |table: &Table<'_>| list_of_rows(&columns, table.reading.column).filter(|_| is_first);
+    let index = match (table.choose(&names), wrapped(table)) {
+        (Ok(index), _) => index,
+        (Err(_), Some(column)) => return Err(DataError::WrappedRows { path: table.path.to_owned(), column }),
+        (Err(error), None) => return Err(in_line(error, place)),
+    };
     // The last of several of one name.
     let value = columns.iter().rfind(|(name, _)| *name == names[index]).map_or(&b"null"[..], |(_, value)| *value);
     if value == b"null" {
@@ -160,10 +166,24 @@ fn text_of<'r>(table: &mut Table<'_>, row: &'r [u8], place: &str) -> Result<Cow<
         return Ok(Cow::Borrowed(""));
     }
     if !value.starts_with(b"\"") {
+        if let Some(column) = wrapped(table) {
+            return Err(DataError::WrappedRows { path: table.path.to_owned(), column });
+        }
         return Err(table.not_text(&names[index], place.to_owned()));
     }
     let value = std::str::from_utf8(value).map_err(|_| table.not_utf8(place.to_owned()))?;
     decoded(value).map_err(|error| table.malformed(place.to_owned(), &plain(&error)))
+}
+
+/// The column of an object that has all rows, as `{"data": [{"text": …}]}`. The turns of a conversation are a list in a row, too.
+fn list_of_rows(columns: &Columns<'_>, wanted: Option<&str>) -> Option<String> {
+    let has_rows = |name: &str, value: &[u8]| {
+        let mut scan = Scan::new(value);
+        let first = scan.byte(b'[').and_then(|()| scan.taken(|scan| scan.value().then_some(())));
+        let row = first.and_then(|first| self::columns(first).ok()).unwrap_or_default();
+        row.iter().any(|(inner, _)| name == "data" || inner == wanted.unwrap_or(DEFAULT))
+    };
+    columns.iter().find(|(name, value)| has_rows(name, value)).map(|(name, _)| name.to_string())
 }
 
 /// A string of JSON without its quotation marks and escapes.

@@ -109,7 +109,8 @@ impl<'a> Table<'a> {
     fn bad(&mut self, error: DataError) -> Result<(), DataError> {
         if self.reading.on_bad_row == OnBadRow::Fail {
             // A first row without the wanted text has the form of all: to leave such rows out leaves none.
-            let is_form = matches!(error, DataError::AmbiguousColumn { .. } | DataError::NotText { .. });
+            let is_form =
+                matches!(error, DataError::AmbiguousColumn { .. } | DataError::NotText { .. } | DataError::WrappedRows { .. });
             return Err(if is_form && self.kept == 0 { error } else { DataError::BadRow(Box::new(error)) });
         }
         self.left_out += 1;

@@ -23,7 +23,7 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn files_are_what_their_content_is() {
     let folder = Folder::new();
-    let cases: [(&str, &[u8], &[&str]); 32] = [
+    let cases: [(&str, &[u8], &[&str]); 35] = [
         ("lines.json", b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", &["a", "b"]),
         ("list.json", b"[{\"text\": \"a\"}, {\"text\": \"b\"}]", &["a", "b"]),
         ("pretty-list.json", b" [\n  {\n \"text\": \"a]}\\\"\"\n }\n, {\"text\": \"b\", \"x\": [1, {}]}\n]\n", &["a]}\"", "b"]),
@@ -45,6 +45,9 @@ fn files_are_what_their_content_is() {
         ("old-mac.csv", b"text\ra;b\rc\td\r", &["a;b", "c\td"]),
         ("blank-first.csv", b"\r\n\nid;text\n1;a, b\n", &["a, b"]),
         ("semicolons.csv", b"id;text\n1;\"a;b\"\n", &["a;b"]),
+        ("excel.csv", b"sep=;\r\nid;text\r\n1;\"a;b\"\r\n", &["a;b"]),
+        ("excel-bom.csv", b"\xef\xbb\xbfsep=:\nid:text\n1:a, b\n", &["a, b"]),
+        ("no-excel.csv", b"sep=a,text\n1,a\n", &["a"]),
         ("bytes.csv", b"id,text\n\xff\xfe,a\n", &["a"]),
         ("bytes.jsonl", b"{\"text\": \"a\", \"raw\": \"\xff\"}", &["a"]),
         ("nan.jsonl", b"{\"x\": NaN, \"y\": [-Infinity, Infinity], \"text\": \"a\"}", &["a"]),
@@ -102,6 +105,29 @@ fn a_packed_file_does_not_fill_the_machine() {
         "{message}"
     );
     assert!(bomb.len() < 1 << 16 && bytes < 256 << 20, "{} became {bytes}", bomb.len());
+}
+
+#[test]
+fn rows_in_a_list_of_an_object_are_refused_with_the_way_out() {
+    let folder = Folder::new();
+    for (name, content, column) in [
+        ("a.json", "{\"data\": [{\"text\": \"a\"}, {\"text\": \"b\"}]}\n", "data"),
+        ("b.json", "{\n \"version\": \"1\",\n \"data\": [\n  {\"title\": \"a\"}\n ]\n}\n", "data"),
+        ("c.jsonl", "{\"count\": 1, \"rows\": [{\"id\": 1, \"text\": \"a\"}]}", "rows"),
+    ] {
+        let path = folder.file(name, content);
+        let told = format!(
+            "the rows of {0} are a list in `{column}` of one object; take them out of it: jq -c '.[\"{column}\"][]' {0} > rows.jsonl",
+            path.display()
+        );
+        assert_eq!(read(&path, None).unwrap_err().to_string(), told);
+    }
+    // The turns of a conversation are no rows, and a text beside a list is one.
+    let turns = read(&folder.file("turns.jsonl", "{\"messages\": [{\"role\": \"user\"}]}\n"), None).unwrap_err().to_string();
+    assert!(turns.contains("column `messages` of") && turns.contains("is not text"), "{turns}");
+    assert_eq!(read(&folder.file("both.jsonl", "{\"text\": \"a\", \"data\": [{\"text\": \"b\"}]}"), None).unwrap(), ["a"]);
+    let second = read(&folder.file("second.csv", "sep=;\ntext;id\na;1\n\"b;2\n"), None).unwrap_err().to_string();
+    assert!(second.contains("line 4: a quotation mark is never closed"), "{second}");
 }
 
 #[test]
