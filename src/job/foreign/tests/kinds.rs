@@ -358,6 +358,10 @@ fn a_switch_that_is_on_may_be_turned_off() {
         let found = problems(&format!("{SMALL} {flag}"));
         assert!(found.contains("a text file is one document here"), "{flag} gave {found}");
     }
+    for text in ["rows.parquet", "rows.json"] {
+        let command = format!("{} --keep_linebreaks False", SMALL.replace("a.txt", text));
+        tells(&notes(&command), "--keep_linebreaks: it is for text files");
+    }
     assert_eq!(train("--keep_linebreaks --no_use_fast_tokenizer --full_determinism false"), train(""));
     assert!(train("--full_determinism").deterministic);
     for (value, is_on) in [("yes", true), ("1", true), ("T", true), ("no", false), ("0", false), ("f", false)] {

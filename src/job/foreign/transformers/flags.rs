@@ -1,10 +1,10 @@
 //! The flags of run_clm.py and its neighbours.
 
 use super::{
-    DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, RESTARTS, SAVE_STRATEGY, TRAINS,
-    WARMUP, WITHOUT_WARMUP, block_size, checkpointing, clip_norm, config, data_seed, dtype, eval_steps, half, logging_steps,
-    max_steps, model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, shards, tokenizer,
-    warmup_ratio,
+    DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LINE_ENDS, LOG_STRATEGY, NEEDS_LEAST, RESTARTS, SAVE_STRATEGY,
+    TRAINS, WARMUP, WITHOUT_WARMUP, block_size, checkpointing, clip_norm, config, data_seed, dtype, eval_steps, half,
+    logging_steps, max_steps, model, model_type, onnx_runtime, overrides, percentage, resume, runs, scheduler_settings, shards,
+    tokenizer, warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
@@ -68,10 +68,7 @@ pub(super) const COMMON: &[Flag] = &[
     Flag { names: &["streaming"], meaning: Switch("a dataset is always read from disk as it is needed") },
     Flag { names: &["preprocessing_num_workers"], meaning: Nothing(ALL_CORES) },
     Flag { names: &["report_to"], meaning: Nothing(TRACKERS) },
-    Flag {
-        names: &["keep_linebreaks"],
-        meaning: Always("a text file is one document here, with the ends of its lines; take them out of the file"),
-    },
+    Flag { names: &["keep_linebreaks"], meaning: Always(LINE_ENDS) },
     Flag { names: &["push_to_hub"], meaning: NoSwitch(NO_UPLOAD) },
     Flag { names: &["hub_token", "hub_model_id"], meaning: Nothing(NO_UPLOAD) },
     Flag { names: &["trust_remote_code"], meaning: Switch(NO_CODE) },
@@ -257,6 +254,6 @@ pub(super) const OLD_FLAGS: &[Flag] = &[
 /// Flags that `run_clm_no_trainer.py` adds to the common ones.
 pub(super) const NO_TRAINER_FLAGS: &[Flag] = &[
     Flag { names: &["checkpointing_steps"], meaning: Special(checkpointing) },
-    Flag { names: &["no_keep_linebreaks"], meaning: NoSwitch("a text file is one document here, with the ends of its lines") },
+    Flag { names: &["no_keep_linebreaks"], meaning: NoSwitch(LINE_ENDS) },
     Flag { names: &["with_tracking", "use_slow_tokenizer"], meaning: Switch(OWN_ENGINE) },
 ];

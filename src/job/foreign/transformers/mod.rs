@@ -190,6 +190,23 @@ fn dataset(job: &mut Job) {
     }
 }
 
+const LINE_ENDS: &str = "a text file is one document here, with the ends of its lines; take them out of the file";
+
+/// The program takes the ends of lines out of text files alone.
+fn line_ends(job: &mut Job) {
+    let lists = ["data.train", "data.validation"].iter().filter_map(|key| job.values.get(*key)?.as_array());
+    let paths: Vec<&str> = lists.flatten().filter_map(toml::Value::as_str).collect();
+    let is_rows = |path: &&str| path.starts_with(hub::PREFIX) || ROWS.iter().any(|end| path.to_ascii_lowercase().ends_with(end));
+    let found = job.problems.iter().position(|problem| problem.ends_with(LINE_ENDS));
+    if let Some(at) = found.filter(|_| !paths.is_empty() && paths.iter().all(is_rows)) {
+        let flag = job.problems.remove(at).split(':').next().unwrap_or_default().to_owned();
+        job.note(&flag, "it is for text files, and without an effect on rows");
+    }
+}
+
+/// Ends of the names of files with rows.
+const ROWS: [&str; 4] = [".csv", ".json", ".jsonl", ".parquet"];
+
 const VALIDATION: &str = "`ftctl plan` says whether it has text for validation; where it has none, the program holds out a part of the rest: \
     take out data.validation, and data.validation_fraction holds as much out";
 
@@ -396,6 +413,7 @@ fn finish(job: &mut Job) {
 
 fn settle(job: &mut Job) {
     dataset(job);
+    line_ends(job);
     if !job.values.contains_key("data.train") && job.problems.is_empty() {
         job.problems.push("the command names no text to train on: give --train_file (--train_data_file of run_language_modeling.py) or --dataset_name".to_owned());
     }
