@@ -119,7 +119,7 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let out = app.working_directory.join(&self.out);
         let config = match &self.job {
-            Some(path) => of_job(&app.working_directory.join(path))?,
+            Some(path) => of_job(path, &app.working_directory)?,
             None => self.config(&app.working_directory)?,
         };
         let cache = app.settings.directories.cache()?;
@@ -178,11 +178,12 @@ impl Arguments {
     }
 }
 
-fn of_job(path: &Path) -> Result<DataConfig, Failure> {
+fn of_job(path: &Path, working_directory: &Path) -> Result<DataConfig, Failure> {
     let spec = JobSpec::read(&settings::open(path)?, registry::rules)?;
     let nothing = || Failure::new(Exit::Usage, format!("{} has no [data] table: its dataset is prepared already", path.display()));
     let mut config = spec.data.ok_or_else(nothing)?;
-    let base = path.parent().unwrap_or(path);
+    let whole = working_directory.join(path);
+    let base = whole.parent().unwrap_or(&whole);
     for path in config.paths_mut() {
         *path = below(base, path);
     }

@@ -10,7 +10,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         spec::JobSpec,
-        wording::{nearest, suggest},
+        wording::{near, nearest, suggest},
     },
     output::Output,
 };
@@ -33,8 +33,8 @@ pub fn answer(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> 
 // clap's own measure of nearness misses letters that changed places, and finds words near that have a letter or two in common.
 
 fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
-    let failure = usage_failure(text);
-    let Some(typed) = told(answer, ContextKind::InvalidSubcommand) else { return failure };
+    let Some(typed) = told(answer, ContextKind::InvalidSubcommand) else { return usage_failure(text) };
+    let failure = Failure::new(Exit::Usage, format!("unknown verb `{typed}`"));
     if typed == "sweep" {
         return Failure::new(Exit::Usage, "`ftctl sweep` is called `ftctl prune` now").fix("ftctl prune, with the same flags");
     }
@@ -42,9 +42,11 @@ fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
     let here = place(answer, &whole);
     let known = here.get_subcommands().filter(|verb| !verb.is_hide_set());
     let names: Vec<&str> = known.map(Command::get_name).collect();
-    match nearest(typed, &names) {
-        None if here.get_name() != whole.get_name() => failure.fix(format!("choose {}", names.join(" or "))),
-        _ => failure.fix(suggest(typed, &names, "verbs")),
+    let meant = near(typed, &names);
+    match meant.len() {
+        0 if here.get_name() != whole.get_name() => failure.fix(format!("choose {}", names.join(" or "))),
+        0 => failure.fix(suggest(typed, &names, "verbs")),
+        _ => failure.fix(format!("did you mean `{}`?", meant.join("` or `"))),
     }
 }
 
@@ -56,12 +58,20 @@ fn unknown_flag(answer: &clap::Error, text: &str) -> Failure {
     let here = place(answer, &whole);
     let flags = here.get_arguments().chain(whole.get_arguments()).filter(|flag| !flag.is_hide_set());
     let flags: Vec<&str> = flags.filter_map(clap::Arg::get_long).collect();
+    if GPU.contains(&typed) && flags.contains(&"set") {
+        return failure.fix(BY_GPU);
+    }
     let meant = nearest(typed, &flags).map(|flag| format!("--{flag}"));
     match meant.or_else(|| flags.contains(&"set").then(|| set(typed)).flatten()) {
         Some(meant) => failure.fix(format!("did you mean `{meant}`?")),
         None => Failure { fix: usage(text), ..failure },
     }
 }
+
+/// Flags of other programs that choose a machine by its GPU.
+const GPU: [&str; 6] = ["gpu", "gpus", "gpu-type", "accelerator", "accelerators", "machine-type"];
+const BY_GPU: &str = "Compute Engine has `--set compute.gce.accelerator=v100`, Azure ML `--set compute.azureml.size=SIZE`, docker \
+                      `--set compute.docker.gpus=all`; `ftctl prices --gpu v100` shows the machines";
 
 /// The `--set` for a key of a job file that was typed as a flag.
 fn set(typed: &str) -> Option<String> {

@@ -113,10 +113,19 @@ fn a_path_with_a_slip_leads_to_the_file() {
         ("jobs/frist.toml", "jobs/first.toml"),
         ("job/first.toml", "jobs/first.toml"),
     ] {
-        for verb in ["plan", "submit", "run", "up"] {
-            let said = sandbox.run(&[verb, typed]);
+        let reads: [&[&str]; 7] = [
+            &["plan"],
+            &["submit"],
+            &["run"],
+            &["up"],
+            &["prepare", "--out", "x", "--job"],
+            &["build", "--job"],
+            &["push", "r/x", "--job"],
+        ];
+        for verb in reads {
+            let said = sandbox.run(&[verb, &[typed]].concat());
             let expected = format!("error: there is no file {typed}\n  fix: did you mean {meant}?\n");
-            assert_eq!((said.code, said.stderr), (Some(3), expected), "{verb}");
+            assert_eq!((said.code, said.stderr), (Some(3), expected), "{verb:?}");
         }
     }
 }
@@ -139,7 +148,9 @@ fn wrong_usage_and_unknown_things() {
     let sandbox = Sandbox::new();
     sandbox.write("job.toml", JOB);
     let cases: &[(&[&str], i32, &str)] = &[
-        (&["plna"], 2, "unrecognized subcommand 'plna'"),
+        (&["plna"], 2, "unknown verb `plna`\n  fix: did you mean `plan`?"),
+        (&["runn"], 2, "unknown verb `runn`\n  fix: did you mean `run`?"),
+        (&["devcloud", "gec"], 2, "unknown verb `gec`\n  fix: did you mean `gce`?"),
         (&["devcloud", "azure"], 2, "fix: choose azureml or gce"),
         (
             &["sweep", "--data", "-y"],
@@ -154,6 +165,7 @@ fn wrong_usage_and_unknown_things() {
         (&["resume", "a", "--learning-rate=1"], 2, "fix: did you mean `--set train.learning_rate=VALUE`?"),
         (&["plan", "job.toml", "--bakcend", "local"], 2, "fix: did you mean `--backend`?"),
         (&["drill", "preempt", "a", "--waht"], 2, "fix: write it like: ftctl drill preempt"),
+        (&["plan", "job.toml", "--gpu", "v100"], 2, "fix: Compute Engine has `--set compute.gce.accelerator=v100`, Azure ML"),
         (&["logs", "a", "--flolow"], 2, "fix: did you mean `--follow`?"),
         (&["status", "--otuput", "json"], 2, "fix: did you mean `--output`?"),
         (&["down", "--all", "--cloud-is-gone"], 2, "fix: leave out `--all`, or `--cloud-is-gone`"),

@@ -171,7 +171,7 @@ fn stdout_is_one_json_value_whatever_happens() {
 fn a_verb_with_letters_that_changed_places_is_recognised() {
     let said = Sandbox::new().run(&["rnu", "job.toml"]);
     assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""));
-    assert_eq!(said.stderr, "error: unrecognized subcommand 'rnu'\n  fix: did you mean `run`?\n");
+    assert_eq!(said.stderr, "error: unknown verb `rnu`\n  fix: did you mean `run`?\n");
 }
 
 #[test]
