@@ -65,7 +65,7 @@ fn rows(settings: &Settings) -> Vec<Row> {
         row("backend", Some(settings.backend.value.clone()), &settings.backend.origin),
         row("store", settings.store.value.clone(), &settings.store.origin),
         row("ttl", Some(settings.ttl.value.to_string()), &settings.ttl.origin),
-        row("max_cost", settings.max_cost.value.map(|money| money.to_string()), &settings.max_cost.origin),
+        row("max_cost", settings.max_cost.value.map(String::from), &settings.max_cost.origin),
         row("max_wait", Some(settings.max_wait.value.to_string()), &settings.max_wait.origin),
         row("adopt", settings.adopt.value.as_ref().map(Adopt::to_string), &settings.adopt.origin),
         row("notify", told(&settings.notify.value), &settings.notify.origin),

@@ -99,7 +99,7 @@ mod tests {
             next_try: None,
             reason: None,
         };
-        let note = "  loss 3.214  1,234 tokens/s  12m 0s left  GPU 97 %  0.02USD".to_owned();
+        let note = "  loss 3.214  1,234 tokens/s  12m 0s left  GPU 97 %  0.02 USD".to_owned();
         assert_eq!(reached(&status(State::Running)), Some(Footer { step: 120, steps: 1_000, note }));
         assert_eq!(reached(&status(State::Provisioning)), None);
         let begun =

@@ -418,7 +418,7 @@ fn passes(epochs: f64) -> String {
 fn life(plan: &Plan) -> String {
     let (ttl, life) = (plan.ttl, Span(plan.lifetime()));
     match plan.max_cost {
-        Some(most) if life < ttl => format!("{life}: what {most} pays for (limits.ttl is {ttl})"),
+        Some(most) if life < ttl => format!("{life}: what {most:#} pays for (limits.ttl is {ttl})"),
         _ => ttl.to_string(),
     }
 }
@@ -436,9 +436,7 @@ fn expected(plan: &Plan, outlook: &Outlook) -> String {
 }
 
 fn price(plan: &Plan) -> String {
-    let lasting = registry::lasting_price(plan)
-        .map(|price| format!("; on demand: {:.2} USD/h", price.micros as f64 / 1e6))
-        .unwrap_or_default();
+    let lasting = registry::lasting_price(plan).map(|price| format!("; on demand: {price} an hour")).unwrap_or_default();
     let source = plan.price_source.as_ref().map(|source| format!(" ({source})")).unwrap_or_default();
     format!("{} an hour{lasting}{source}", plan.price_per_hour)
 }

@@ -93,7 +93,7 @@ impl Arguments {
         let Budget { ttl, max_cost, max_wait } = &self.budget;
         let limits = [
             ttl.map(|ttl| format!("limits.ttl=\"{ttl}\"")),
-            max_cost.map(|money| format!("limits.max_cost=\"{money}\"")),
+            max_cost.map(|money| format!("limits.max_cost=\"{}\"", String::from(money))),
             max_wait.map(|wait| format!("limits.max_wait=\"{wait}\"")),
         ];
         self.set.iter().cloned().chain(limits.into_iter().flatten()).collect()

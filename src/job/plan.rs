@@ -163,7 +163,9 @@ pub enum PlanError {
     OneToShrink,
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
-    #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
+    #[error(
+        "a ceiling of {max_cost:#} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least"
+    )]
     OverBudget { max_cost: Money, price_per_hour: Money, lifetime: Span, least: Span },
 }
 

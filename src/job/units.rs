@@ -85,6 +85,15 @@ impl Money {
         self.micros as f64 / 1e6
     }
 
+    /// Without zeros at the end, but for those of whole cents.
+    fn digits(self) -> String {
+        let (whole, fraction) = (self.micros / 1_000_000, format!("{:06}", self.micros % 1_000_000));
+        match fraction.trim_end_matches('0') {
+            "" => whole.to_string(),
+            fraction => format!("{whole}.{fraction:0<2}"),
+        }
+    }
+
     /// The cost of `time` at this price per hour, rounded up to a millionth.
     #[must_use]
     pub fn for_time(self, time: Duration) -> Money {
@@ -118,15 +127,34 @@ impl FromStr for Money {
     }
 }
 
+/// For people: to a cent, or to two digits of less than ten cents. `{:#}` has every digit, as for what a user gave.
 impl fmt::Display for Money {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, fraction) = (self.micros / 1_000_000, self.micros % 1_000_000);
-        let text = format!("{fraction:06}");
-        let text = text.trim_end_matches('0');
-        match text.len() {
-            0 => write!(f, "{whole}USD"),
-            _ => write!(f, "{whole}.{text:0<2}USD"),
-        }
+        let unit = match self.micros {
+            _ if f.alternate() => 1,
+            100_000.. => 10_000,
+            10_000.. => 1_000,
+            1_000.. => 100,
+            100.. => 10,
+            _ => 1,
+        };
+        let rounded = Self { micros: self.micros.saturating_add(unit / 2) / unit * unit };
+        write!(f, "{} USD", rounded.digits())
+    }
+}
+
+/// The form in documents, in records and for programs: every digit.
+impl From<Money> for String {
+    fn from(money: Money) -> Self {
+        format!("{}USD", money.digits())
+    }
+}
+
+impl TryFrom<String> for Money {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 
@@ -178,7 +206,6 @@ macro_rules! written_as_text {
 
 written_as_text!(
     Span,
-    Money,
     Bytes,
     super::docker::Gpus,
     super::azureml::Subscription,
@@ -238,9 +265,29 @@ mod tests {
     #[test]
     fn money_is_exact() {
         assert_eq!("0.36USD".parse::<Money>().expect("amount").micros, 360_000);
-        assert_eq!(Money { micros: 360_000 }.to_string(), "0.36USD");
-        assert_eq!(Money { micros: 12_000_000 }.to_string(), "12USD");
-        assert_eq!("1.5USD".parse::<Money>().expect("amount").for_time(Duration::from_secs(7_200)).to_string(), "3USD");
+        assert_eq!(" 0.36 USD ".parse::<Money>(), "0.36USD".parse());
+        assert_eq!(String::from(Money { micros: 360_000 }), "0.36USD");
+        assert_eq!(serde_json::json!(Money { micros: 908_039 }), "0.908039USD", "records keep every digit");
+        assert_eq!(String::from(Money { micros: 12_000_000 }), "12USD");
+        assert_eq!("1.5USD".parse::<Money>().expect("amount").for_time(Duration::from_secs(7_200)).to_string(), "3 USD");
+        for (micros, people) in [
+            (0, "0"),
+            (12_000_000, "12"),
+            (12_500_000, "12.50"),
+            (3_235_835, "3.24"),
+            (908_039, "0.91"),
+            (999_999, "1"),
+            (360_000, "0.36"),
+            (27_049, "0.027"),
+            (20_000, "0.02"),
+            (2_695, "0.0027"),
+            (124, "0.00012"),
+            (7, "0.000007"),
+        ] {
+            assert_eq!(Money { micros }.to_string(), format!("{people} USD"));
+        }
+        assert_eq!(format!("{:#}", Money { micros: 1_816_078 }), "1.816078 USD");
+        assert!(Money { micros: u64::MAX }.to_string().ends_with(" USD"));
         for text in ["12", "USD", "1.USD", "-1USD", "1.0000001USD", "12EUR"] {
             assert!(text.parse::<Money>().is_err(), "{text} must be refused");
         }

@@ -128,7 +128,7 @@ fn too_late(record: &Record, waits: bool) -> Decision {
 pub(super) fn over(record: &Record) -> String {
     let plan = &record.plan;
     match plan.max_cost.filter(|_| plan.lifetime() < plan.ttl.0) {
-        Some(most) => format!("its money is spent (limits.max_cost = {most})"),
+        Some(most) => format!("its money is spent (limits.max_cost = {})", String::from(most)),
         None => "its time to live is over".to_owned(),
     }
 }

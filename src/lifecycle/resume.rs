@@ -168,7 +168,7 @@ fn check_time(world: &World, before: &Record, plan: &Plan) -> Result<()> {
         return Ok(());
     }
     let used = Span(lives.iter().map(|life| life.time).sum());
-    let ceiling = plan.max_cost.map(|money| format!(" and a ceiling of {money}")).unwrap_or_default();
+    let ceiling = plan.max_cost.map(|money| format!(" and a ceiling of {money:#}")).unwrap_or_default();
     let message =
         format!("the machines of {} have run for {used}: with a time to live of {}{ceiling} no time is left", before.id, plan.ttl);
     Err(Failure::new(Exit::Refused, message).fix("raise --ttl or --max-cost: both count all attempts together"))

@@ -92,13 +92,13 @@ fn the_job_file_stands_between_the_environment_and_the_files() {
     let world = World::new().project_file("backend = \"project\"\nttl = \"1h\"");
     let choices = choose(&world, Layer::default());
     assert_eq!((choices.backend.as_str(), choices.ttl.to_string().as_str()), ("job", "3h"));
-    assert_eq!(choices.max_cost.map(|money| money.to_string()).as_deref(), Some("5USD"));
+    assert_eq!(choices.max_cost.map(String::from).as_deref(), Some("5USD"));
 
     assert_eq!(choose(&world, backend("flag")).backend, "flag");
     let world = world.set("FTCTL_TTL", "2h").set("FTCTL_MAX_COST", "1USD");
     let choices = choose(&world, Layer::default());
     assert_eq!((choices.backend.as_str(), choices.ttl.to_string().as_str()), ("job", "2h"));
-    assert_eq!(choices.max_cost.map(|money| money.to_string()).as_deref(), Some("1USD"));
+    assert_eq!(choices.max_cost.map(String::from).as_deref(), Some("1USD"));
 }
 
 #[test]

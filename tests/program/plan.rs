@@ -349,7 +349,7 @@ fn a_plan_reckons_with_the_data_sheet_of_a_gpu_where_nothing_was_measured() {
 #[test]
 fn a_ceiling_says_how_long_it_pays_for() {
     let text = place().ok(&on_gce(&["--max-cost", "1.816078USD"]));
-    assert_eq!(row(&text, "time to live").as_deref(), Some("2h: what 1.816078USD pays for (limits.ttl is 1d)"));
+    assert_eq!(row(&text, "time to live").as_deref(), Some("2h: what 1.816078 USD pays for (limits.ttl is 1d)"));
 }
 
 #[test]
@@ -371,7 +371,7 @@ fn a_job_that_cannot_run_yet_is_planned_with_what_is_missing() {
 
     let said = sandbox.run(&["plan", "job.toml", "--backend", "gce"]);
     assert_eq!(said.code, Some(2), "{}", said.stderr);
-    let price = "0.908039USD an hour; on demand: 3.24 USD/h (price list of 2025-11-01 for us-central1)";
+    let price = "0.91 USD an hour; on demand: 3.24 USD an hour (price list of 2025-11-01 for us-central1)";
     assert_eq!(row(&said.stdout, "price").as_deref(), Some(price), "{}", said.stdout);
     let rows = said.stdout.lines().filter(|line| line.starts_with("missing  ")).count();
     assert!(rows == 3 && said.stderr.contains("error: the job cannot run yet: 3 things are missing"), "{}", said.stderr);
