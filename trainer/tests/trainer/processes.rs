@@ -18,6 +18,8 @@ use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, grid, is_empty,
 
 /// In which all have ended after one has: one that was killed before it had met the others is waited for, a minute.
 const SOME_TIME: Duration = Duration::from_secs(90);
+/// The same where all had met.
+const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// Starts the processes of a run, each with values of its own beside those of all.
 fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: impl Fn(usize) -> Vec<String>) -> Vec<Child> {
@@ -76,6 +78,11 @@ fn trained_with(fixture: &Fixture, output: &str, size: usize, values: &[&str], o
 
 /// Waits until all have ended, in time after one has; their codes.
 fn codes(processes: &mut [Child], time: Duration) -> Vec<Option<i32>> {
+    let begun = Instant::now();
+    while processes.iter_mut().all(|process| process.try_wait().unwrap().is_none()) {
+        assert!(begun.elapsed() < SOME_TIME, "none ends");
+        sleep(Duration::from_millis(10));
+    }
     let started = Instant::now();
     let mut code = |process: &mut Child| loop {
         if let Some(status) = process.try_wait().unwrap() {
@@ -192,7 +199,7 @@ fn the_first_failure_is_told_with_its_rank() {
     let fixture = Fixture::new();
     let own = |rank| if rank == 1 { vec!["data=nowhere".to_owned()] } else { Vec::new() };
     let mut processes = start(&fixture, "failing", 3, &[FOUR], own);
-    assert_eq!(codes(&mut processes, SOME_TIME), [Some(75), Some(2), Some(75)]);
+    assert_eq!(codes(&mut processes, AT_ONCE), [Some(75), Some(2), Some(75)]);
     let messages: Vec<String> = outputs(processes).iter().map(stderr).collect();
     assert!(messages[1].starts_with("error: nowhere is not a prepared dataset"), "{messages:?}");
     for other in [&messages[0], &messages[2]] {
