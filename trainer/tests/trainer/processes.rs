@@ -15,6 +15,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::fixture::{Fixture, stderr};
 use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, grid, is_empty, wants_grid};
+use crate::resume::unfinished;
 
 /// In which all have ended after one has: one that was killed before it had met the others is waited for, a minute.
 const SOME_TIME: Duration = Duration::from_secs(90);
@@ -191,6 +192,34 @@ fn the_others_end_after_a_kill_and_any_number_goes_on() {
         died += usize::from(ended.contains(&None));
     }
     assert!(2 * died >= kills, "{died} of {kills} kills came before the end");
+    assert_same(&expected, &trained(&fixture, "killed", 1, &long));
+}
+
+/// Each of two is killed while a checkpoint is written, of which both have a part. A kill that comes after the manifest does not
+/// count.
+#[test]
+fn a_kill_inside_a_checkpoint_of_two_changes_no_byte() {
+    let fixture = Fixture::new();
+    let long = [FOUR, "train.steps=60", "train.eval_every=60", "train.checkpoint_every=1", "train.zero=1"];
+    let expected = trained(&fixture, "undisturbed", 1, &long);
+    let output = fixture.path("killed");
+    let steps = || fs::metadata(output.join("progress.jsonl")).map_or(0, |file| file.len());
+    let is_writing = || unfinished(&output).is_some_and(|directory| !directory.join("manifest.json").exists());
+    let lands = |victim: usize| {
+        let (before, mut processes) = (steps(), start(&fixture, "killed", 2, &long, |_| Vec::new()));
+        while steps() == before || !is_writing() {
+            assert!(processes[0].try_wait().unwrap().is_none(), "the run has ended");
+            sleep(Duration::from_micros(200));
+        }
+        processes[victim].kill().unwrap();
+        let landed = is_writing();
+        let ended = codes(&mut processes, AT_ONCE);
+        assert_eq!((ended[victim], ended[1 - victim]), (None, Some(75)));
+        landed
+    };
+    for victim in [1, 0] {
+        assert!((0..10).any(|_| lands(victim)), "no kill of rank {victim} came in time");
+    }
     assert_same(&expected, &trained(&fixture, "killed", 1, &long));
 }
 
