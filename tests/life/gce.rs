@@ -1,6 +1,6 @@
 //! A job on the simulated Compute Engine, with real machines of processes, real agents and the real trainer.
 
-use std::{fs, thread, time::Duration};
+use std::fs;
 
 use crate::{
     devcloud::{Devcloud, by_a_group, on_gce},
@@ -100,30 +100,6 @@ fn a_job_of_a_group_ends_whether_or_not_somebody_is_there() {
     Sandbox::until("the end of its group and of the machine", || nothing_is_left(&devcloud));
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
-}
-
-/// A time to live is a minute at least. The processors have other tests to do meanwhile.
-#[test]
-#[ignore = "needs the trainer: tests/run builds it"]
-fn a_wait_of_three_times_the_time_to_live_leaves_all_of_it() {
-    let mut sandbox = Sandbox::new();
-    let devcloud = Devcloud::start(&mut sandbox, "1");
-    devcloud.goes_wrong(r#"{ "stock_outs": ["us-central1-a"] }"#);
-    let job = on_gce(&sandbox, "late", STEPS * 1_000, "ftctl");
-    let sets = ["compute.gce.zones=[\"us-central1-a\"]", "retry.max_backoff=5s"];
-    let mut submit = sandbox.spawn(&["submit", job.to_str().unwrap(), "--wait", "--ttl", "1m", "--set", sets[0], "--set", sets[1]]);
-    thread::sleep(Duration::from_secs(180));
-    assert_eq!(sandbox.json(&["status", "late"])["state"], "waiting", "{}", sandbox.ok(&["explain", "late"]));
-    let receipt = sandbox.json(&["bill", "late"]);
-    assert!(receipt["machine_seconds"] == 0 && receipt["cost"] == "0USD", "{receipt}");
-
-    devcloud.goes_wrong(r#"{ "boot": "1s" }"#);
-    assert_eq!(submit.wait().unwrap().code(), Some(10), "{}", sandbox.ok(&["explain", "late"]));
-    let receipt = sandbox.json(&["bill", "late"]);
-    let seconds = |key: &str| receipt[key].as_u64().unwrap();
-    // The cloud ends a machine within half a minute of its time, so it is given half a minute less.
-    assert!(seconds("waited_seconds") >= 170 && (30..=80).contains(&seconds("machine_seconds")), "{receipt}");
-    assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
 
 fn nothing_is_left(devcloud: &Devcloud) -> bool {
