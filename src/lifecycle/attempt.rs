@@ -84,13 +84,13 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
     Ok(true)
 }
 
-/// Notes, before everything is destroyed, a machine that is unknown because the answer to its request was lost: it has cost its
-/// time. Best effort: a cloud that cannot be asked does not delay the end.
+/// Notes, before the books are closed, a machine that is unknown because the answer to its request was lost, or that came since the
+/// last look: it has cost its time. Best effort: a cloud that cannot be asked does not delay the end.
 pub(super) async fn see_the_last(world: &World, job: &mut Journal) {
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none())
         && let Ok(seen) = world.provider.observe(&attempt).await
-        && !matches!(seen, Sighting::Queued { .. } | Sighting::Gone)
+        && !matches!(seen, Sighting::Queued { .. })
         && let Ok(Some(since)) = last_known(world, &job.record).await
     {
         start(job, since, world.clock.now());
@@ -126,13 +126,10 @@ async fn last_known(world: &World, record: &Record) -> Result<Option<Timestamp>>
     // What a backend makes machines by is listed beside them, and costs nothing.
     let there = if record.plan.replaces_machines() { paid(world, record).await? } else { listed(world, record, |_| true).await? };
     match there {
-        None => {
-            let Some(service) = world.provider.service() else { return Ok(None) };
-            Ok(match service.began(&AttemptId::new(&record.id, record.attempt)).await? {
-                Some(since) => Some(observe::here(world, record, since).await),
-                None => None,
-            })
-        }
+        None => Ok(match world.provider.began(&AttemptId::new(&record.id, record.attempt)).await? {
+            Some(since) => Some(observe::here(world, record, since).await),
+            None => None,
+        }),
         there => Ok(there),
     }
 }

@@ -133,6 +133,8 @@ async fn next_attempt(world: &World, job: &mut Journal, over: Option<Timestamp>,
         Some(service) => service.clear(&job.record.id).await?,
         None => world.provider.destroy(&job.record.id).await?,
     }
+    // Since the last look, which may be long ago where this machine slept, a queue may have given it a machine.
+    attempt::see_the_last(world, job).await;
     attempt::finish(world, job, over, why).await?;
     attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));

@@ -244,6 +244,12 @@ pub trait Provider: Account {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
 
+    /// Since when an attempt had its machine that [`Provider::list`] shows no more; `None` where it had none, or where that is not
+    /// known.
+    async fn began(&self, _attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        Ok(None)
+    }
+
     /// When the machine of an attempt that is over lost its power, at the latest, by the provider's clock; `None` where that is not
     /// known.
     async fn ended(&self, _attempt: &AttemptId) -> Result<Option<Timestamp>> {
@@ -290,10 +296,6 @@ pub trait Provider: Account {
 /// Questions to a service that queues attempts, keeps what they write, and has a catalogue in which its users look.
 #[async_trait]
 pub trait JobService: Send + Sync {
-    /// Since when an attempt had its machine that [`Provider::list`] shows no more; `None` where it had none, or where that is not
-    /// known.
-    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>>;
-
     /// The output of this node, or of each node of the attempt, since `cursor`, by the service's own account. It is of every
     /// machine that was the node, in their order, and a megabyte of each at most. Empty where nothing is there yet.
     async fn output(&self, attempt: &AttemptId, node: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>>;

@@ -462,6 +462,13 @@ impl Provider for Azureml {
         })
     }
 
+    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        match self.find(attempt).await? {
+            Some(found) => Ok(job::began(&found, &self.history(&attempt.machine_name()).await?)),
+            None => Ok(None),
+        }
+    }
+
     async fn ended(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
         match self.find(attempt).await? {
             Some(found) if !job::is_live(&found) => Ok(job::ended(&self.history(&attempt.machine_name()).await?)),

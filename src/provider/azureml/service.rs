@@ -1,7 +1,6 @@
-//! Answers of a service beyond machines: when a job began, its output, its place in the catalogue, and its own end.
+//! Answers of a service beyond machines: a job's output, its place in the catalogue, and its own end.
 
 use async_trait::async_trait;
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
 use super::{Azureml, assets, console, job, live};
@@ -12,13 +11,6 @@ use crate::{
 
 #[async_trait]
 impl JobService for Azureml {
-    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
-        match self.find(attempt).await? {
-            Some(found) => Ok(job::began(&found, &self.history(&attempt.machine_name()).await?)),
-            None => Ok(None),
-        }
-    }
-
     async fn output(&self, attempt: &AttemptId, node: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>> {
         if self.find(attempt).await?.is_none() {
             return Ok(Vec::new());

@@ -122,10 +122,7 @@ impl Books {
         let own = listed.iter().filter(|resource| resource.attempt == self.attempt);
         let listed = own.filter(|resource| !queued || resource.price_per_hour > Money::ZERO).map(|resource| resource.since).min();
         let known = match listed {
-            None if !queued => match provider.service() {
-                Some(service) => service.began(&self.attempt).await.unwrap_or_default(),
-                None => None,
-            },
+            None if !queued => provider.began(&self.attempt).await.unwrap_or_default(),
             listed => listed,
         };
         let known = known.map(|since| since.max(self.earliest));

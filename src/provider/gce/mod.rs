@@ -10,7 +10,7 @@
 //! |---|---|
 //! | before the insert was heard | no machine of that name: made |
 //! | after that | a machine of that name: taken as it is. Two clients at once may meet different stock-outs and make one each: both keep the older |
-//! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off; or one that was taken away meanwhile, which the operations tell |
+//! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off; or none any more, and the operations tell that there was one |
 
 mod advice;
 mod answer;
@@ -19,6 +19,7 @@ mod boot;
 mod client;
 mod credentials;
 mod group;
+mod history;
 mod machine;
 mod offer;
 mod possible;
@@ -222,19 +223,6 @@ impl Gce {
         Ok(self.group(job).await?.filter(group::mends))
     }
 
-    /// The cloud's note that it took this machine back: the only witness when the machine is gone.
-    async fn preemption(&self, attempt: &AttemptId) -> Result<Option<Value>, Refusal> {
-        let mut preemptions = self.preemptions().await?.into_iter();
-        Ok(preemptions.find(|operation| last(&operation["targetLink"]) == attempt.machine_name()))
-    }
-
-    async fn preemptions(&self) -> Result<Vec<Value>, Refusal> {
-        const PREEMPTED: &str = "compute.instances.preempted";
-        let mut found = self.client.everywhere("operations", &equal("operationType", PREEMPTED)).await?;
-        found.retain(|operation| operation["operationType"] == PREEMPTED);
-        Ok(found)
-    }
-
     /// Why a machine is switched off.
     async fn last_words(&self, machine: &Value) -> Result<Sighting, Refusal> {
         if self.preemptions().await?.iter().any(|operation| operation["targetId"] == machine["id"]) {
@@ -343,11 +331,15 @@ impl Provider for Gce {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
-        // Preempted again without an observer: it has cost its time, so the attempt is over, and another has what is left.
         let grouped = wanted(plan)?.recovery == Recovery::Group;
-        // A group's machine has a name that the cloud gives it.
-        let there = if grouped { self.find(attempt).await?.is_some() } else { self.is_there(attempt).await? };
-        if there || self.preemption(attempt).await?.is_some() {
+        // A group's machine has a name that the cloud gives it. Another may have lived without an observer, because its answer was
+        // lost, or ftctl ended: it has cost its time, so the attempt is over, and the next has what is left.
+        let was_made = if grouped {
+            self.find(attempt).await?.is_some()
+        } else {
+            self.is_there(attempt).await? || self.has_lived(attempt).await?
+        };
+        if was_made {
             return Ok(Vec::new());
         }
         if grouped {
@@ -409,17 +401,20 @@ impl Provider for Gce {
         }
         Ok(match machine {
             Some(machine) => self.last_words(&machine).await?,
-            None if self.preemption(attempt).await?.is_some() => Sighting::Dead { why: "preempted".to_owned() },
+            None if self.was_preempted(attempt).await? => Sighting::Dead { why: "preempted".to_owned() },
             None => Sighting::Gone,
         })
+    }
+
+    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        Ok(self.beginning_of(attempt).await?)
     }
 
     async fn ended(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
         if let Some(machine) = self.find(attempt).await? {
             return Ok(machine::stopped(&machine));
         }
-        let taken = self.preemption(attempt).await?.and_then(|operation| operation["endTime"].as_str()?.parse().ok());
-        Ok(taken.map(|taken| after(taken, NOTICE)))
+        Ok(self.end_of(attempt).await?)
     }
 
     async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {

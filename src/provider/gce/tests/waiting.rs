@@ -114,6 +114,25 @@ async fn the_cloud_says_when_a_machine_ended() {
     }
 }
 
+/// The answer to the request for it was lost, and its client came back too late.
+#[tokio::test]
+async fn a_machine_that_lived_unseen_is_not_made_again() {
+    let place = Place::new(json!({ "boot": "1s", "notice": "0s" })).await;
+    let (provider, attempt, before) = (place.provider(), attempt("job"), place.devcloud.now());
+    assert_eq!(provider.began(&attempt).await, Ok(None));
+    provider.provision(&attempt, &plan(), &image()).await.expect("made");
+    let after = place.devcloud.now();
+    place.devcloud.skip(plan().lifetime() + Duration::from_secs(60));
+    until("its end", async || provider.find(&attempt).await.expect("seen").is_none()).await;
+
+    assert_eq!(provider.provision(&attempt, &plan(), &image()).await, Ok(Vec::new()));
+    assert_eq!(provider.observe(&attempt).await, Ok(Sighting::Gone));
+    let began = provider.began(&attempt).await.expect("told").expect("known");
+    // Google's times have milliseconds.
+    assert!(before - Duration::from_secs(1) <= began && began <= after, "{before} {began} {after}");
+    assert_eq!(place.bill().await["machines"].as_array().map(Vec::len), Some(1));
+}
+
 /// A group whose machines the cloud makes by itself.
 fn by_a_group(plan: &mut Plan) {
     let wanted = wanted_mut(plan);
