@@ -127,14 +127,16 @@ impl Cloud {
         catalogue::gce().accelerators.values().flat_map(|accelerator| &accelerator.zones).map(String::as_str).collect()
     }
 
-    /// Lets time pass, and everything happen that was due, in order.
+    /// Lets time pass, and everything happen that was due, in the order of all machines.
     pub fn advance(&mut self, now: Timestamp) {
-        let places: Vec<Place> = self.instances.keys().cloned().collect();
-        for place in places {
-            while let Some((due, change)) = self.next_change(&place).filter(|(due, _)| *due <= now) {
-                self.now = self.now.max(due);
-                self.change(&place, change);
-            }
+        let next = |cloud: &Self| {
+            let changes = cloud.instances.keys().filter_map(|place| Some((place, cloud.next_change(place)?)));
+            let (place, (due, change)) = changes.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| *due <= now)?;
+            Some((place.clone(), due, change))
+        };
+        while let Some((place, due, change)) = next(self) {
+            self.now = self.now.max(due);
+            self.change(&place, change);
         }
         self.now = self.now.max(now);
         groups::mend(self);
