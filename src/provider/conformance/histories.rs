@@ -1,15 +1,19 @@
 //! The most that jobs cost: random lives on a simulated cloud, with shortages, preemptions, lost answers, refused deletions, and
 //! clients that are gone for ever. `FT_HISTORIES=1000` plays so many, `FT_HISTORY=816` that one alone.
 
-use std::future::Future;
+use std::{
+    future::Future,
+    sync::{Mutex, MutexGuard},
+};
 
 use futures_util::{StreamExt, future::join_all, stream};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::*;
 use crate::job::{
-    clock::{Clock, between},
+    clock::{Clock, after, between},
     plan::{Life, Price},
 };
 
@@ -20,6 +24,8 @@ const ATTEMPTS: u32 = 12;
 const TRIES: u32 = 20;
 /// So long after its time nothing of a job is left.
 const REST: Duration = Duration::from_secs(30);
+const HOUR: u64 = 3_600;
+pub const DAY: u64 = 24 * HOUR;
 
 /// Numerical Recipes' generator: a history is its seed.
 pub struct Dice(u64);
@@ -30,8 +36,14 @@ impl Dice {
         (self.0 >> 33) % sides
     }
 
+    /// A number of any order of size between these: minutes are as likely as hours and days.
+    pub fn between(&mut self, least: u64, most: u64) -> u64 {
+        let part = self.below(1 << 20) as f64 / f64::from(1 << 20);
+        (least as f64 * (most as f64 / least as f64).powf(part)) as u64
+    }
+
     fn seconds(&mut self, least: u64, most: u64) -> Duration {
-        Duration::from_secs(least + self.below(most - least))
+        Duration::from_secs(self.between(least, most))
     }
 
     /// Each call does not go as it should for a while, in some way.
@@ -47,7 +59,7 @@ impl Dice {
     /// About half of the attempts that lose their machines, each with the seconds until then.
     pub fn losses(&mut self) -> Vec<(u64, u64)> {
         let numbers: Vec<u64> = (1..=6).filter(|_| self.below(2) == 0).collect();
-        numbers.into_iter().map(|number| (number, self.below(3_000))).collect()
+        numbers.into_iter().map(|number| (number, self.between(1, 2 * DAY))).collect()
     }
 
     /// How dear everything is beside the table of this program.
@@ -73,7 +85,7 @@ pub trait Cloud: Send + Sync {
     /// The cost of everything until now, as devcloud tells it.
     async fn bill(&self) -> Value;
 
-    /// How long a job may be in a queue that is not full.
+    /// How long the queues of a job may last in all, besides the lives of those before it.
     fn turn(&self) -> Duration {
         Duration::ZERO
     }
@@ -111,22 +123,75 @@ struct Books {
 }
 
 impl Books {
-    /// Notes since when there is a machine that costs. Where the cloud cannot be asked, the next look tells.
-    async fn note(&mut self, provider: &dyn Provider, seen: &Sighting) {
+    /// Notes since when there is a machine that costs. An error: the cloud cannot be asked, and the next look tells.
+    async fn note(&mut self, provider: &dyn Provider, seen: &Sighting) -> crate::provider::Result<()> {
         if self.started.is_some() {
-            return;
+            return Ok(());
         }
-        let Ok(listed) = provider.list().await else { return };
+        let listed = provider.list().await?;
         let queued = matches!(seen, Sighting::Queued { .. });
         self.was_queued |= queued;
         let own = listed.iter().filter(|resource| resource.attempt == self.attempt);
         let listed = own.filter(|resource| !queued || resource.price_per_hour > Money::ZERO).map(|resource| resource.since).min();
         let known = match listed {
-            None if !queued => provider.began(&self.attempt).await.unwrap_or_default(),
+            None if !queued => provider.began(&self.attempt).await?,
             listed => listed,
         };
         let known = known.map(|since| since.max(self.earliest));
         self.started = known.or_else(|| (!queued && !self.was_queued).then_some(self.earliest));
+        Ok(())
+    }
+}
+
+/// The time of several clients: it moves on when all of them sleep, to when the first of them wakes.
+struct Turns {
+    clock: Arc<dyn Clock>,
+    state: Mutex<Sleepers>,
+    moved: Notify,
+}
+
+struct Sleepers {
+    awake: usize,
+    until: Vec<Timestamp>,
+}
+
+impl Turns {
+    fn new(clock: Arc<dyn Clock>, players: usize) -> Self {
+        Self { clock, state: Mutex::new(Sleepers { awake: players, until: Vec::new() }), moved: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Sleepers> {
+        self.state.lock().expect("no player has panicked")
+    }
+
+    async fn sleep(&self, pause: Duration) {
+        let until = after(self.clock.now(), pause);
+        self.state().until.push(until);
+        self.leave().await;
+        loop {
+            let moved = self.moved.notified();
+            if self.clock.now() >= until {
+                break;
+            }
+            moved.await;
+        }
+        let mut state = self.state();
+        state.awake += 1;
+        let own = state.until.iter().position(|other| *other == until).expect("it slept");
+        state.until.swap_remove(own);
+    }
+
+    /// One less is awake.
+    async fn leave(&self) {
+        let first = {
+            let mut state = self.state();
+            state.awake -= 1;
+            state.until.iter().min().copied().filter(|_| state.awake == 0)
+        };
+        if let Some(first) = first {
+            self.clock.sleep(between(self.clock.now(), first)).await;
+            self.moved.notify_waiters();
+        }
     }
 }
 
@@ -135,13 +200,14 @@ struct Player<'h> {
     cloud: &'h dyn Cloud,
     provider: Arc<dyn Provider>,
     clock: Arc<dyn Clock>,
+    turns: &'h Turns,
     dice: &'h mut Dice,
 }
 
 impl Player<'_> {
     async fn pause(&mut self, least: u64, most: u64) {
         let pause = self.dice.seconds(least, most);
-        self.clock.sleep(pause).await;
+        self.turns.sleep(pause).await;
     }
 
     /// Asks for an attempt until there is one. False: the client may be gone for ever between any two calls.
@@ -151,7 +217,7 @@ impl Player<'_> {
                 return false;
             }
             let Err(error) = self.provider.provision(&books.attempt, plan, &self.cloud.image()).await else { return true };
-            self.pause(1, 120).await;
+            self.pause(1, HOUR).await;
             if error.class != Class::Network {
                 books.earliest = self.clock.now();
             }
@@ -159,19 +225,17 @@ impl Player<'_> {
         false
     }
 
-    /// Looks at the attempt now and then, until it is over or given up.
+    /// Looks at the attempt now and then, until it is over or given up; neither while the cloud cannot be asked what it had.
     async fn watch(&mut self, books: &mut Books) {
-        let end = self.clock.now() + self.dice.seconds(10, 4_000);
+        let end = self.clock.now() + self.dice.seconds(10, 2 * DAY);
         loop {
-            let seen = self.provider.observe(&books.attempt).await;
-            if let Ok(seen) = &seen {
-                books.note(self.provider.as_ref(), seen).await;
-            }
-            let goes_on = matches!(seen, Ok(Sighting::Alive { .. } | Sighting::Queued { .. }) | Err(_));
-            if !goes_on || self.clock.now() >= end {
+            if let Ok(seen) = self.provider.observe(&books.attempt).await
+                && books.note(self.provider.as_ref(), &seen).await.is_ok()
+                && (!matches!(seen, Sighting::Alive { .. } | Sighting::Queued { .. }) || self.clock.now() >= end)
+            {
                 return;
             }
-            self.pause(5, 600).await;
+            self.pause(30, 4 * HOUR).await;
         }
     }
 
@@ -211,13 +275,15 @@ impl Player<'_> {
 
 /// A job for a history, with a time and a ceiling; `None` for one that is refused.
 async fn drawn(provider: &dyn Provider, mut wanted: Plan, dice: &mut Dice) -> Option<Plan> {
-    wanted.ttl = Span(dice.seconds(300, 20_000));
-    wanted.max_cost = Some(Money { micros: 50_000 + dice.below(4_000_000) });
+    wanted.ttl = Span(dice.seconds(300, 7 * DAY));
+    wanted.max_cost = Some(Money { micros: dice.between(50_000, 100_000_000) });
+    wanted.max_wait = Span(dice.seconds(60, 2 * DAY));
     let price = price(provider, &wanted).await?;
     wanted.priced(price).ok()
 }
 
-/// Plays one as `lifecycle` does, whatever comes. In some there are two jobs, which share what they can.
+/// Plays one as `lifecycle` does, whatever comes. In a third there are two jobs, which share what they can, and of which one may
+/// begin long after the other.
 async fn play(cloud: &dyn Cloud, dice: &mut Dice) -> End {
     let (provider, clock) = (cloud.player(), cloud.clock());
     let plan = cloud.plan(dice);
@@ -227,14 +293,21 @@ async fn play(cloud: &dyn Cloud, dice: &mut Dice) -> End {
         let wanted = drawn(provider.as_ref(), plan.clone(), dice).await;
         jobs.extend(wanted.map(|wanted| (attempt(name).job, wanted, Dice(dice.below(1 << 31)))));
     }
+    let turns = &Turns::new(clock.clone(), jobs.len());
     let played = jobs.iter_mut().map(|(job, wanted, dice)| {
-        let mut player = Player { cloud, provider: provider.clone(), clock: clock.clone(), dice };
-        async move { player.carry(wanted, job).await }
+        let mut player = Player { cloud, provider: provider.clone(), clock: clock.clone(), turns, dice };
+        async move {
+            if player.dice.below(2) == 0 {
+                player.pause(60, DAY / 2).await;
+            }
+            player.carry(wanted, job).await;
+            turns.leave().await;
+        }
     });
     join_all(played).await;
     // No client is there any more: the cloud alone ends the rest.
-    let lifetime = jobs.iter().map(|(_, wanted, _)| wanted.lifetime()).max().unwrap_or_default();
-    clock.sleep(cloud.turn() + lifetime + REST).await;
+    let lifetimes: Duration = jobs.iter().map(|(_, wanted, _)| wanted.lifetime()).sum();
+    clock.sleep(cloud.turn() + lifetimes + REST).await;
     sleep(Duration::from_millis(100)).await;
     let bill = cloud.bill().await;
     let left = bill["machines"].as_array().expect("machines").iter().filter(|machine| machine["exists"] == true).count();

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::*;
 use crate::{
-    devcloud::azureml::{Devcloud, Options, Workspace},
+    devcloud::azureml::{Devcloud, Options, Script, Workspace},
     provider::{Cursor, Output, conformance::World},
     store::Store,
 };
@@ -27,6 +27,8 @@ struct Place {
     state: tempfile::TempDir,
     store: Arc<dyn Store>,
     placement: Placement,
+    /// The time until a node is found.
+    allocation: Duration,
 }
 
 impl Drop for Place {
@@ -62,12 +64,14 @@ impl Place {
             name: "ws1".to_owned(),
             location: "eastus".to_owned(),
         };
+        let script: Script = serde_json::from_value(script).expect("a script");
+        let allocation = script.allocation.0;
         let options = Options {
             listen: ([127, 0, 0, 1], 0).into(),
             workspace,
             speed: 60.0,
             state: state.path().to_owned(),
-            script: serde_json::from_value(script).expect("a script"),
+            script,
             executable,
             variables: std::env::vars_os().filter(|(name, _)| name == "PATH").collect(),
             engine: false,
@@ -75,7 +79,7 @@ impl Place {
         };
         let devcloud = Devcloud::start(options).await.expect("it listens");
         let environment = devcloud.client_environment();
-        Self { devcloud, environment, state, store: Arc::new(MemoryStore::new()), placement: Placement::Cluster }
+        Self { devcloud, environment, state, store: Arc::new(MemoryStore::new()), placement: Placement::Cluster, allocation }
     }
 
     fn provider_of(&self, party: Party) -> Azureml {
