@@ -132,9 +132,9 @@ fn facts(record: &Record, receipt: &receipt::Receipt, course: &Course) -> Vec<(&
     vec![
         ("state", receipt.state.clone()),
         ("attempts", receipt.attempts.len().to_string()),
-        ("time", format::duration(Duration::from_secs(receipt.seconds))),
+        ("time on a machine", format::duration(Duration::from_secs(receipt.machine_seconds))),
         ("cost", format!("{} at {} an hour", receipt.cost, plan.price_per_hour)),
-        ("machine", format!("{}: {}", receipt.backend, course.device)),
+        ("machine", format!("{}: {}", format::backend(&receipt.backend, receipt.simulated), course.device)),
         ("parameters", format::number(course.parameters)),
         ("batch", batch),
         ("optimizer", rate),
