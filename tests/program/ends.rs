@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use ftctl::job::{
@@ -261,7 +261,9 @@ fn a_wait_that_a_signal_ends_leaves_the_job_running_unless_it_shall_be_cancelled
         {
             let sandbox = sandbox("waits");
             sandbox.script(&json!({ "job": { "duration": "60d" } }));
-            let mut waits = sandbox.command(&[&["submit", "job.toml", "--wait", "--ttl", "30d"], more].concat());
+            let waits = sandbox.command(&[&["submit", "job.toml", "--wait", "--ttl", "30d"], more].concat());
+            // These tests may run below `nohup`.
+            let mut waits = through(&["env", "--default-signal=HUP"], &waits);
             let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
             let mut id = String::new();
             // It is printed when the job runs, and the wait begins.
@@ -276,17 +278,23 @@ fn a_wait_that_a_signal_ends_leaves_the_job_running_unless_it_shall_be_cancelled
     }
 }
 
+/// A command that another program begins.
+fn through(words: &[&str], command: &Command) -> Command {
+    let mut through = Command::new(words[0]);
+    through.args(&words[1..]).arg(command.get_program()).args(command.get_args());
+    through.current_dir(command.get_current_dir().expect("a directory")).env_clear();
+    through.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    through
+}
+
 /// `nohup` ignores SIGHUP for what it starts.
 #[test]
 fn a_wait_that_ignores_hang_ups_goes_on() {
     let sandbox = sandbox("nohup");
     sandbox.script(&json!({ "job": { "duration": "60d" } }));
     let waits = sandbox.command(&["submit", "job.toml", "--wait", "--ttl", "30d"]);
-    let mut nohup = std::process::Command::new("sh");
-    nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(waits.get_program()).args(waits.get_args());
-    nohup.current_dir(waits.get_current_dir().expect("a directory")).env_clear();
-    nohup.envs(waits.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut waits = nohup.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    let mut waits = through(&["sh", "-c", "trap '' HUP; exec \"$0\" \"$@\""], &waits);
+    let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
     BufReader::new(waits.stdout.take().expect("piped")).read_line(&mut String::new()).expect("an id");
     let pid = Pid::from_child(&waits);
     kill_process(pid, Signal::HUP).expect("it waits");
