@@ -20,8 +20,8 @@ use crate::{
 
 /// Destroy a job's machines and prove that they are gone
 ///
-/// It also works when the job's record is lost, when the machines were only partly created, and when you run it again. Logs,
-/// checkpoints and data stay in the store.
+/// It also works when the machines were only partly created, and when you run it again. If the job's record is lost, name its
+/// backend with --backend. Logs, checkpoints and data stay in the store.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl down quickstart -y\n  ftctl down first second -y\n  ftctl down --all -y")]
 pub struct Arguments {
@@ -112,10 +112,15 @@ impl Arguments {
 
     /// The backend that the job's record names, else the one of the settings.
     async fn backend_of(&self, app: &App<'_>, fallback: &World, id: &JobId) -> Result<World, Failure> {
-        match journal::read(fallback.store.as_ref(), id).await {
-            Ok((record, _)) => app.world_of(record.plan.backend(), self.everybody),
-            Err(_) => Ok(fallback.clone()),
+        if let Ok((record, _)) = journal::read(fallback.store.as_ref(), id).await {
+            return app.world_of(record.plan.backend(), self.everybody);
         }
+        if self.place.backend.is_none() {
+            let asked = &app.settings.backend.value;
+            let what = format!("there is no record of {id} to read, so only {asked} is asked for its machines");
+            fallback.report.warn(&format!("{what}; if it ran elsewhere, name its backend with --backend"));
+        }
+        Ok(fallback.clone())
     }
 
     /// Removes what builds of images left, or with `only_look` names it.

@@ -17,7 +17,7 @@ use crate::{
 
 /// Find leftover machines on the backend and destroy them
 ///
-/// A machine is left over when its time to live has passed, or when its job is finished or unknown to this store. Machines of other
+/// It looks at one backend: that of --backend, else that of the settings, whatever the jobs of the store name. A machine is left over when its time to live has passed, or when its job is finished or unknown to this store. Machines of other
 /// users and stores are left alone; the backend ends them when their time to live has passed. A machine of Compute Engine that is
 /// switched off keeps its disk until its owner prunes it. What belongs to no job goes as well: a cluster that no job is on, what
 /// image builds left.

@@ -229,6 +229,7 @@ fn what_destroys_asks_first_and_without_a_terminal_refuses() {
     assert_eq!(said.code, Some(2));
     assert!(said.stderr.contains("Destroy the machines of nobody-bcdfgh?") && said.stderr.contains("add -y"), "{}", said.stderr);
     let said = sandbox.run(&["down", "nobody-bcdfgh", "-y"]);
+    assert!(said.stderr.contains("no record of nobody-bcdfgh to read, so only local is asked"), "{}", said.stderr);
     assert_eq!(
         (said.code, said.stdout.as_str()),
         (Some(0), "nobody-bcdfgh: gone\n"),
