@@ -21,8 +21,8 @@ pub struct JobFile {
     /// Set one value of the job file, such as train.steps=500; `train.steps=` unsets it; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", add = completion::keys())]
     set: Vec<String>,
-    /// Causes that lead to another attempt: preempt, capacity, failure; or `none`
-    #[arg(long, value_name = "CAUSES", value_delimiter = ',')]
+    /// Causes that lead to another attempt, or `none`
+    #[arg(long, value_name = "CAUSES", value_delimiter = ',', value_parser = ["preempt", "capacity", "failure", "none"])]
     retry_on: Vec<String>,
     #[command(flatten)]
     pub place: Place,

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use clap::Args;
 use clap_mangen::Man;
 
-use super::{App, command};
+use super::{App, command, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     job::wording::suggest,
@@ -30,6 +30,9 @@ impl Manual {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         if let Some(out) = &self.out {
             let out = app.working_directory.join(out);
+            if app.dry_run {
+                return app.output.show(&Intent(vec![format!("write manual pages into {}", out.display())]));
+            }
             let written = fs::create_dir_all(&out).and_then(|()| clap_mangen::generate_to(command(), &out));
             return written.map_err(|error| failed(&format!("write manual pages into {}", out.display()), &error));
         }

@@ -68,7 +68,7 @@ impl Arguments {
                 |error| Failure::new(Exit::Failure, format!("cannot remember that {} is trusted: {error}", directory.display()));
             trusted.save().map_err(cannot)?;
         }
-        app.output.show(&Shown { directory, said })
+        app.output.show(&Shown { directory, said, dry_run: app.dry_run })
     }
 }
 
@@ -103,6 +103,7 @@ fn said_by_file(file: &Path) -> Result<Places, Failure> {
 struct Shown {
     directory: PathBuf,
     said: Vec<(PathBuf, Places)>,
+    dry_run: bool,
 }
 
 impl Show for Shown {
@@ -117,7 +118,8 @@ impl Show for Shown {
 
     fn text(&self) -> String {
         if self.said.is_empty() {
-            return format!("nothing is trusted in {}", self.directory.display());
+            let would = if self.dry_run { "would be" } else { "is" };
+            return format!("nothing {would} trusted in {}", self.directory.display());
         }
         let mut table = Table::new(&["FILE", "SETTING", "VALUE"]);
         for (file, places) in &self.said {
@@ -126,7 +128,8 @@ impl Show for Shown {
                 table.row([&file, key, value].map(Cell::text));
             }
         }
-        table.render()
+        let rows = table.render();
+        if self.dry_run { format!("would be trusted:\n{rows}") } else { rows }
     }
 
     fn names(&self) -> Vec<String> {
