@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Adopt {
-    /// Also drive jobs submitted elsewhere. Lists what would start and asks first
+    /// Also follow and restart jobs submitted elsewhere. Lists what would start and asks first
     #[arg(long)]
     pub adopt: bool,
 }

@@ -21,7 +21,7 @@ pub struct Arguments {
     /// Ids or names of the jobs
     #[arg(add = completion::jobs(), required = true, value_name = "JOB")]
     jobs: Vec<String>,
-    /// Time to write a checkpoint before it is stopped by force
+    /// Time to write a checkpoint before the job is killed
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     grace: Span,
     /// Stop at once, without a checkpoint

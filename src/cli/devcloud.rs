@@ -78,8 +78,8 @@ fn speed(text: &str) -> Result<f64, String> {
 
 /// Simulate an Azure Machine Learning workspace until interrupted; each node of a job is a process that runs its command
 ///
-/// Clients sign in by the managed identity that it prints; each start has another one. Without --engine no image is fetched: ftctl
-/// is this one, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
+/// Clients sign in by the managed identity that it prints; each start has another one. Without --engine no image is fetched: nodes
+/// run this ftctl, and find the trainer through `DEVCLOUD_IMAGE_PATH` and `PATH`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  export DEVCLOUD_IMAGE_PATH=$(dirname $(ftctl build --print path))\n  ftctl devcloud azureml >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud azureml --speed 60 --script faults.json"

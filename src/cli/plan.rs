@@ -35,7 +35,7 @@ use crate::{
 
 /// Show what a job would do, where, how long it would take, and what it costs at worst
 ///
-/// A job that cannot run yet is exit code 2, with the plan and all that is missing on stdout.
+/// For a job that cannot run yet it ends with exit code 2, and the plan on stdout says what is missing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl plan job.toml\n  ftctl plan job.toml --set train.steps=500 -o json")]
 pub struct Arguments {

@@ -125,7 +125,7 @@ impl Show for Prices {
 
     fn text(&self) -> String {
         if self.rows.is_empty() {
-            return "this backend sells nothing: it costs what its machine costs you".to_owned();
+            return "this backend sells nothing; `ftctl prices --backend gce` lists machines with GPUs".to_owned();
         }
         let header = ["BACKEND", "GPU", "GPUS", "OF EACH", "MACHINE", "VCPUS", "MEMORY", "SPOT", "ON DEMAND", "DATE", "WHERE"];
         let mut table = Table::new(&header);

@@ -31,7 +31,7 @@ pub struct Arguments {
     /// The horizontal axis of the charts
     #[arg(long, value_enum, default_value_t)]
     over: Over,
-    /// The file to write, `-` for stdout; an existing file is replaced [default: the ids, .html]
+    /// The file to write, `-` for stdout; an existing file is replaced [default: the ids with .html]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

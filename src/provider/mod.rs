@@ -289,7 +289,8 @@ pub trait Provider: Account {
     /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails
     /// as [`Class::Invalid`] when there is no such machine, or none that runs.
     async fn session(&self, attempt: &AttemptId, _command: &[String], _terminal: bool) -> Result<Session> {
-        Err(ProviderError::new(Class::Invalid, format!("no command can be run on {}", attempt.machine_name())))
+        Err(ProviderError::new(Class::Invalid, format!("this backend runs no commands on {}", attempt.machine_name()))
+            .fix("local, docker and gce do"))
     }
 }
 

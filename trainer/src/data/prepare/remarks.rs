@@ -112,15 +112,15 @@ impl Remarks {
         });
         let carriage_returns = self.carriage_returns.as_ref().map(|file| {
             format!(
-                "the lines of {file} end with CR and LF, as on Windows, and both became text; run_clm.py reads LF alone, and `dos2unix` \
+                "the lines of {file} end with CR and LF, as on Windows. Both stay in the text, where run_clm.py has LF alone; `dos2unix` \
                  converts the file"
             )
         });
         let literal = self.literal.iter().map(|(token, count)| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
             format!(
-                "the text has {token} {times}, which became ordinary characters: data.end_of_text = \"split\" makes the token of it, as \
-                 transformers does, and \"literal\" says that characters are meant"
+                "the text has {token} {times}, read as ordinary characters. Set data.end_of_text = \"split\" to read it as the token, \
+                 as transformers does, or \"literal\" to leave it and this warning out"
             )
         });
         let shared = (self.shared > 0).then(|| {
