@@ -17,10 +17,10 @@ use crate::{
 
 /// Find leftover machines on the backend and destroy them
 ///
-/// It looks at one backend: that of --backend, else that of the settings, whatever the jobs of the store name. A machine is left over when its time to live has passed, or when its job is finished or unknown to this store. Machines of other
-/// users and stores are left alone; the backend ends them when their time to live has passed. A machine of Compute Engine that is
-/// switched off keeps its disk until its owner prunes it. What belongs to no job goes as well: a cluster that no job is on, what
-/// image builds left.
+/// It looks at one backend: that of --backend, else that of the settings, whatever the jobs of the store name. A machine is left
+/// over when its time to live has passed, or when its job is finished or unknown to this store. Machines of other users and stores
+/// are left alone; the backend ends them when their time to live has passed. A machine of Compute Engine that is switched off keeps
+/// its disk until its owner prunes it. What belongs to no job goes as well: a cluster that no job is on, what image builds left.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl prune --dry-run\n  ftctl prune --expired -y\n  ftctl prune --data --dry-run")]
 pub struct Arguments {

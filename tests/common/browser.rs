@@ -64,7 +64,7 @@ pub fn screenshot(page: &Path, (width, height): (u32, u32)) -> BTreeMap<[u8; 3],
     colours
 }
 
-/// The colours of an image of 8 bits a channel that is not interlaced, as Chromium writes it (PNG, third edition, sections 5 and 9).
+/// The colours of an image of 8 bits a channel that is not interlaced, as Chromium writes it (PNG, third edition, parts 5 and 9).
 fn pixels(png: &[u8], width: usize) -> Vec<[u8; 3]> {
     let channels = match png[24..29] {
         [8, 2, 0, 0, 0] => 3,
