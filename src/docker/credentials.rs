@@ -11,6 +11,7 @@ use base64::{
     Engine as _,
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE},
 };
+use rustix::process::getuid;
 use serde_json::{Map, Value, json};
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
@@ -92,7 +93,11 @@ pub fn files(variables: &(dyn Fn(&str) -> Option<String> + Sync), home: Option<&
     let folder = |name: &str| variables(name).map(PathBuf::from);
     let docker = config_directory(variables, home).map(|directory| directory.join("config.json"));
     let settings = folder("XDG_CONFIG_HOME").or_else(|| home.map(|home| home.join(".config")));
-    let of_podman = [folder("XDG_RUNTIME_DIR"), settings].into_iter().flatten().map(|folder| folder.join("containers/auth.json"));
+    // Root, and others without a session, have no such folder: podman goes by the user's number then.
+    let running = folder("XDG_RUNTIME_DIR")
+        .map_or_else(|| PathBuf::from(format!("/run/containers/{}", getuid().as_raw())), |session| session.join("containers"));
+    let of_podman = [Some(running), settings.map(|settings| settings.join("containers"))].into_iter().flatten();
+    let of_podman = of_podman.map(|folder| folder.join("auth.json"));
     docker.into_iter().chain(folder("REGISTRY_AUTH_FILE")).chain(of_podman).collect()
 }
 
@@ -282,6 +287,8 @@ mod tests {
         fs::create_dir_all(&settings).unwrap();
         fs::write(settings.join("auth.json"), config).unwrap();
         let files = files(&|_| None, Some(home.path()));
+        let of_root = PathBuf::from(format!("/run/containers/{}/auth.json", getuid().as_raw()));
+        assert_eq!(files[1..], [of_root, settings.join("auth.json")]);
         assert!(find(&files, "quay.example/me/x").await.is_ok_and(|found| matches!(found, Credentials::Password { .. })));
     }
 
