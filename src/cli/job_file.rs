@@ -70,7 +70,7 @@ impl JobFile {
     pub async fn priced(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
         let plan = model::resolve(app, self.plan(app)?).await?;
         let world = app.world_of_plan(&plan)?;
-        world.provider.admit_store(&plan)?;
+        world.provider.admit_store(&plan.store)?;
         let price = world.provider.price(&plan).await?;
         Ok((world, plan.priced(price)?))
     }

@@ -98,7 +98,7 @@ impl Planned {
         let Material { mut looked_at, known } = material(&looked.plan, world, no_store.is_none()).await;
         looked_at.extend(std::mem::take(&mut looked.failures).into_iter().map(|(what, failure)| (what, Err(failure))));
         let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
-        let store = world.provider.admit_store(&plan).map_err(Failure::from);
+        let store = world.provider.admit_store(&plan.store).map_err(Failure::from);
         let exposure = doctor::exposure(world, plan.backend()).filter(|_| store.is_ok());
         for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
             missing.extend(found.err().map(|failure| doctor::refused(what, failure)));

@@ -23,6 +23,7 @@ use crate::{
         id::path,
         plan::{DataPlan, Plan},
     },
+    provider::ProviderError,
     store,
 };
 
@@ -97,7 +98,10 @@ pub async fn backend_and_store(world: &World, backend: &str) -> Finding {
     match store::directory(url).map(|directory| writable(what, &directory)) {
         Some(bad) if bad.health == Health::Bad => bad,
         _ => match answers(world).await {
-            Ok(()) => Finding::good(what, format!("{backend}, {url}")),
+            Ok(()) => match world.provider.admit_store(url) {
+                Ok(()) => Finding::good(what, format!("{backend}, {url}")),
+                Err(error) => refused(what, ProviderError { message: format!("{backend}: {}", error.message), ..error }.into()),
+            },
             Err(failure) if failure.exit == Exit::Network => {
                 refused(what, failure.fix("correct the store's address, or start what should answer there"))
             }
@@ -116,7 +120,8 @@ async fn answers(world: &World) -> Result<()> {
 
 /// The damage that an intruder on a machine could do to the store. Jobs of this machine have the rights of its user anyway.
 pub fn exposure(world: &World, backend: &str) -> Option<Finding> {
-    world.store.exposure().filter(|_| Backend::named(backend).is_none_or(|backend| !backend.is_here()))
+    let is_there = Backend::named(backend).is_none_or(|backend| !backend.is_here());
+    world.store.exposure().filter(|_| is_there && world.provider.admit_store(world.store.url()).is_ok())
 }
 
 /// A job that trains on a GPU of this machine, where there is none.

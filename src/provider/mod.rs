@@ -224,8 +224,8 @@ pub trait Provider: Account {
         Ok(())
     }
 
-    /// Fails as [`Class::Invalid`] for a plan whose machines cannot reach its store. Makes no request.
-    fn admit_store(&self, _plan: &Plan) -> Result<()> {
+    /// Fails as [`Class::Invalid`] for the address of a store that its machines cannot reach. Makes no request.
+    fn admit_store(&self, _store: &str) -> Result<()> {
         Ok(())
     }
 

@@ -380,6 +380,14 @@ fn causes_of_another_attempt() {
 }
 
 #[test]
+fn doctor_says_that_a_machine_of_a_cloud_reaches_no_directory() {
+    let said = Sandbox::new().run(&["doctor", "--backend", "gce"]);
+    let line = said.stdout.lines().find(|line| line.contains("backend and store")).expect("a finding");
+    assert!(line.starts_with("BAD") && line.contains("gce: a machine of Compute Engine cannot reach the store"), "{}", said.stdout);
+    assert!(said.code == Some(1) && !said.stdout.contains("exposure"), "{}", said.stdout);
+}
+
+#[test]
 fn a_download_that_cannot_be() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("had");
@@ -401,7 +409,7 @@ fn a_doctor_asked_about_a_job_looks_at_the_backend_of_the_job() {
     for (more, backend) in [(&[][..], "fake"), (&["--backend", "gce"], "gce")] {
         let said = sandbox.run(&[&["doctor", "--job", "job.toml"], more].concat());
         let line = said.stdout.lines().find(|line| line.contains("backend and store")).expect("a finding");
-        assert!(line.contains(&format!(" {backend}, ")), "{more:?}: {}", said.stdout);
+        assert!(line.contains(&format!("backend and store  {backend}")), "{more:?}: {}", said.stdout);
         assert!(!said.stdout.contains("libtorch"), "that is what `local`, the backend of the settings, needs: {}", said.stdout);
     }
 }

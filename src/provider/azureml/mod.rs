@@ -410,8 +410,8 @@ impl Provider for Azureml {
         named_image(plan).map(drop)
     }
 
-    fn admit_store(&self, plan: &Plan) -> Result<()> {
-        line::admit_store("a node of Azure ML", self.client.endpoint.as_str(), &plan.store)
+    fn admit_store(&self, store: &str) -> Result<()> {
+        line::admit_store("a node of Azure ML", self.client.endpoint.as_str(), store)
     }
 
     async fn image(&self, plan: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {

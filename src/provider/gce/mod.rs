@@ -322,8 +322,8 @@ impl Provider for Gce {
         named_image(plan).map(drop)
     }
 
-    fn admit_store(&self, plan: &Plan) -> Result<()> {
-        line::admit_store("a machine of Compute Engine", &self.client.endpoint, &plan.store)
+    fn admit_store(&self, store: &str) -> Result<()> {
+        line::admit_store("a machine of Compute Engine", &self.client.endpoint, store)
     }
 
     async fn image(&self, plan: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {
