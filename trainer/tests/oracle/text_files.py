@@ -297,6 +297,7 @@ def written_files():
 
 
 ASKS = "ftctl asks for the column where transformers takes the first"
+BELOW = "rows inside an object are taken out of it by the user, and a message says how"
 LOST = "a row without the text is a mistake until the user says that it may be left out"
 OTHER = "only the column of the text is read"
 NUL = "a NUL byte is of another encoding, or of what is no text"
@@ -305,7 +306,7 @@ SKIP = ["--on-bad-row", "skip"]
 
 # What ftctl does on purpose: its documents, or what its refusal says; why; and the flags under which it does what datasets does.
 DIFFERENT = {
-    "records-below-indented.json": ("more than one to choose from: `version`, `data`", ASKS, None),
+    "records-below-indented.json": ("are a list in `data` of one object", BELOW, None),
     "other-names.jsonl": ("more than one to choose from: `body`, `id`", ASKS, ["--column", "body"]),
     "other-names.csv": ("more than one to choose from: `body`, `id`", ASKS, ["--column", "body"]),
     "no-header.csv": ("more than one to choose from: `a`, `b`", ASKS, ["--column", "a"]),
