@@ -219,8 +219,7 @@ impl TokenSource {
         let last = self.last.try_lock().ok()?;
         let claims = BASE64_URL_SAFE_NO_PAD.decode(last.as_ref()?.token.secret().split('.').nth(1)?).ok()?;
         let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;
-        let is_id = |id: &&str| id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        claims["oid"].as_str().filter(is_id).map(str::to_owned)
+        claims["oid"].as_str().filter(|id| is_object_id(id)).map(str::to_owned)
     }
 
     pub async fn token(&self) -> Result<String, NoToken> {
@@ -378,6 +377,11 @@ impl ClientAssertion for GitHub {
         let parsed: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
         parsed["value"].as_str().map(str::to_owned).ok_or_else(|| failed("its answer has no token".to_owned()))
     }
+}
+
+/// Whether this can be the id that the directory has for a user or an identity: what is put into a command for a person.
+pub fn is_object_id(text: &str) -> bool {
+    text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
 }
 
 #[cfg(test)]

@@ -4,30 +4,19 @@ import os
 import pathlib
 import time
 
-here = os.environ["FTCTL_ENDPOINT_AZUREML"]
-# The library's own way to another service than the public one.
-os.environ["AZUREML_DEV_URL_MFE"] = here
-
-from azure.ai.ml import Input, MLClient, PyTorchDistribution, command
+import azureml_client
+from azure.ai.ml import Input, PyTorchDistribution, command
 from azure.ai.ml.constants import _common
 from azure.ai.ml.entities import AmlCompute, Data, Environment
 from azure.ai.ml.operations import _job_ops_helper
-from azure.identity import ManagedIdentityCredential
 
 # An account of storage has a name of its own, which the simulation has not. Logs are followed at the addresses in the run history.
-_common.STORAGE_ACCOUNT_URLS["AzureBlob"] = here + "/_storage/{}"
+_common.STORAGE_ACCOUNT_URLS["AzureBlob"] = os.environ["FTCTL_ENDPOINT_AZUREML"] + "/_storage/{}"
 _job_ops_helper.get_datastore_info = lambda *_: None
 _job_ops_helper._wait_before_polling = lambda _: 0.5
 
-client = MLClient(
-    ManagedIdentityCredential(),
-    os.environ["AZUREML_ARM_SUBSCRIPTION"],
-    os.environ["AZUREML_ARM_RESOURCEGROUP"],
-    os.environ["AZUREML_ARM_WORKSPACE_NAME"],
-    enable_telemetry=False,
-    # Seconds; without it half a minute.
-    polling_interval=1,
-)
+# Seconds; without it half a minute.
+client = azureml_client.connect(polling_interval=1)
 
 
 def until(job, *states):

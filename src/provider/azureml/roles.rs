@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Azureml, Refusal, body};
+use crate::identity::entra::is_object_id;
 
 /// Parts of the words in which the service says so.
 const DENIED: [&str; 3] = ["`acrpull`", "acr refresh token", "aka.ms/acr/authorization"];
@@ -42,7 +43,7 @@ impl Azureml {
 fn principal(identity: &Value) -> Option<&str> {
     let assigned = identity["userAssignedIdentities"].as_object().and_then(|assigned| assigned.values().next());
     let id = identity["principalId"].as_str().or_else(|| assigned?["principalId"].as_str())?;
-    (id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')).then_some(id)
+    Some(id).filter(|id| is_object_id(id))
 }
 
 #[cfg(test)]
