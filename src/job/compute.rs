@@ -15,7 +15,7 @@ use super::{
 };
 
 /// The backends whose attempts can have several machines, for people.
-pub const WITH_NODES: &str = "azureml (local rehearses it)";
+pub const WITH_NODES: &str = "azureml (local and docker rehearse it)";
 
 /// A kind of place where jobs run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Compute {
 
     /// Whether an attempt can have several machines: [`WITH_NODES`].
     pub fn takes_nodes(&self) -> bool {
-        matches!(self, Self::Local | Self::Azureml(_))
+        matches!(self, Self::Local | Self::Docker(_) | Self::Azureml(_))
     }
 
     /// How many GPUs its machine has, where that is known.

@@ -133,7 +133,7 @@ pub struct ComputeSpec {
     #[serde(skip_serializing_if = "is_default")]
     pub azureml: AzuremlSpec,
     /// Number of machines of an attempt. Each runs `processes_per_node` processes. Only `azureml` has several machines; `local`
-    /// rehearses them as processes of this machine. Absent: one.
+    /// rehearses them as processes of this machine, `docker` as containers. Absent: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
     /// Processes of a machine that train together, on its CPU or on a GPU for each: each does in a step what

@@ -161,6 +161,8 @@ const STEPS: u32 = 400;
 
 /// Two processes train in its container.
 const SHARED: [&str; 2] = ["--set", "compute.processes_per_node=2"];
+/// One in each of two containers.
+const NODES: [&str; 2] = ["--set", "compute.nodes=2"];
 
 #[test]
 #[ignore = "needs a container engine: tests/run starts one"]
@@ -178,6 +180,28 @@ fn docker_carries_a_job_to_its_end_with_either_store_and_any_death() {
         assert!(weights(&place, "quickstart-docker") == undisturbed, "the weights are those of a run that was never disturbed");
         place.leaves_nothing();
     }
+
+    let place = Place::new();
+    loses_a_node(&place);
+    assert!(weights(&place, "quickstart-docker") == undisturbed, "two containers train as two processes of one do");
+    place.leaves_nothing();
+}
+
+/// The container of a node is killed by its engine, and of the next attempt both are taken away.
+fn loses_a_node(place: &Place) {
+    let said = Sandbox::said(&mut place.quickstart(&["submit"], STEPS, &NODES));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let job = said.stdout.trim();
+    let mut follower = place.command(&["logs", "-f", job]);
+    let mut follower = follower.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("ftctl runs");
+    place.trained_to(job, 60);
+    assert_eq!(place.containers().lines().count(), 2);
+    docker(&["kill", &format!("{job}-a1-node-1")]);
+    until(|| !docker(&["ps", "-q", "--filter", &format!("name={job}-a2-node-1")]).is_empty());
+    place.trained_to(job, 150);
+    place.ok(&["drill", "preempt", job]);
+    assert!(follower.wait().expect("waited").success(), "{}", place.ok(&["explain", job]));
+    assert_eq!(place.json(&["status", job])["attempt"], 3, "{}", place.ok(&["explain", job]));
 }
 
 fn dies_in_every_way(place: &Place) {

@@ -32,10 +32,10 @@ impl Docker {
         found(&format!("look at the container {name}"), self.engine().await?.docker.inspect_container(name, None).await)
     }
 
-    /// The attempt's container. One that only has its name is as if it were not there.
-    pub(super) async fn container(&self, attempt: &AttemptId) -> Result<Option<ContainerInspectResponse>> {
+    /// A node's container of the attempt. One that only has its name is as if it were not there.
+    pub(super) async fn container(&self, attempt: &AttemptId, node: usize) -> Result<Option<ContainerInspectResponse>> {
         let mark = self.mark().await?;
-        let found = self.inspect(&attempt.machine_name()).await?;
+        let found = self.inspect(&machine::name(attempt, node)).await?;
         Ok(found.filter(|found| labels(found).is_some_and(|labels| machine::is_of(labels, &attempt.job, &mark))))
     }
 

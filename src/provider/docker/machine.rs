@@ -8,7 +8,7 @@
 //! | `/ftctl/begun` | exists: the agent was started once, and never trains again |
 //! | `/ftctl/work`, `/ftctl/cache` | the agent's directories |
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, fmt::Write as _, path::Path};
 
 use bollard::models::{
     ContainerCreateBody, DeviceRequest, HostConfig, Mount, MountType, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
@@ -50,9 +50,16 @@ const PROCESSES: i64 = 16_384;
 /// A user without rights and files.
 pub const NOBODY: (u32, u32) = (65_532, 65_532);
 
+/// The name of a node's container: the first has the attempt's.
+pub fn name(attempt: &AttemptId, node: usize) -> String {
+    let first = attempt.machine_name();
+    if node == 0 { first } else { format!("{first}-node-{node}") }
+}
+
 /// The settings of a new container, beside its plan.
 pub struct Order<'a> {
     pub attempt: &'a AttemptId,
+    pub node: usize,
     pub image: String,
     pub user: (u32, u32),
     /// The job's store.
@@ -67,7 +74,13 @@ pub struct Order<'a> {
 }
 
 pub fn container(order: &Order<'_>, plan: &Plan, wanted: &DockerPlan) -> ContainerCreateBody {
-    let agent = "agent --order /ftctl/order.json --work /ftctl/work --environment /ftctl/environment.json --once /ftctl/begun";
+    let mut agent =
+        "agent --order /ftctl/order.json --work /ftctl/work --environment /ftctl/environment.json --once /ftctl/begun".to_owned();
+    if plan.nodes > 1 {
+        let _ = write!(agent, " --node {}", order.node);
+        // All nodes are on the engine's machine, whose own address need not lead anywhere.
+        agent += if wanted.network == "host" { " --address 127.0.0.1" } else { "" };
+    }
     let environment = ["HOME=/ftctl", "XDG_CACHE_HOME=/ftctl/cache", "XDG_STATE_HOME=/ftctl/state", "FTCTL_OUTPUT=table"];
     let proxies = order.proxies.iter().map(|(name, value)| format!("{name}={value}"));
     let (user, group) = order.user;
@@ -80,7 +93,7 @@ pub fn container(order: &Order<'_>, plan: &Plan, wanted: &DockerPlan) -> Contain
         working_dir: Some("/ftctl".to_owned()),
         labels: Some(labels(order, plan)),
         stop_signal: Some("SIGTERM".to_owned()),
-        host_config: Some(host(wanted, order.store)),
+        host_config: Some(host(order, wanted)),
         ..ContainerCreateBody::default()
     }
 }
@@ -99,14 +112,14 @@ fn labels(order: &Order<'_>, plan: &Plan) -> HashMap<String, String> {
     labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-fn host(plan: &DockerPlan, store: Option<&Path>) -> HostConfig {
-    let store = store.map(|path| path.display().to_string());
+fn host(order: &Order<'_>, plan: &DockerPlan) -> HostConfig {
+    let store = order.store.map(|path| path.display().to_string());
     let mounts = plan.mounts.iter().filter_map(|text| mount(text));
     let store = store.map(|path| bind(&path, &path, false));
     let limit =
         |(name, limit): (&String, &i64)| ResourcesUlimits { name: Some(name.clone()), soft: Some(*limit), hard: Some(*limit) };
     HostConfig {
-        device_requests: gpus(plan.gpus).map(|request| vec![request]),
+        device_requests: gpus(plan.gpus, order.node).map(|request| vec![request]),
         shm_size: i64::try_from(plan.shared_memory.0).ok(),
         ulimits: Some(plan.ulimits.iter().map(limit).collect()),
         mounts: Some(mounts.chain(store).collect()),
@@ -119,13 +132,18 @@ fn host(plan: &DockerPlan, store: Option<&Path>) -> HostConfig {
     }
 }
 
-fn gpus(gpus: Gpus) -> Option<DeviceRequest> {
-    let count = match gpus {
+/// Those of a node: each has others.
+fn gpus(gpus: Gpus, node: usize) -> Option<DeviceRequest> {
+    let (count, device_ids) = match gpus {
         Gpus::None => return None,
-        Gpus::All => -1,
-        Gpus::Count(count) => count.into(),
+        Gpus::All => (Some(-1), None),
+        Gpus::Count(count) if node == 0 => (Some(count.into()), None),
+        Gpus::Count(count) => {
+            let before = node * count as usize;
+            (None, Some((before..before + count as usize).map(|gpu| gpu.to_string()).collect()))
+        }
     };
-    Some(DeviceRequest { count: Some(count), capabilities: Some(vec![vec!["gpu".to_owned()]]), ..DeviceRequest::default() })
+    Some(DeviceRequest { count, device_ids, capabilities: Some(vec![vec!["gpu".to_owned()]]), ..DeviceRequest::default() })
 }
 
 /// `/there:/here[:ro]`; its form was checked with the job file.

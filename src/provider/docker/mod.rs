@@ -1,8 +1,8 @@
 //! Provider `docker`: a container of any engine that can be reached.
 //!
-//! A "machine" is a container with the attempt's name. It is created by `provision` and started by `launch`; nothing is remembered
-//! elsewhere. The engine never starts it again, and everything that the job writes lies in the container itself, so that it goes
-//! with it: no volume, no network, no image is ever made here.
+//! A "machine" is a container with the attempt's name, and one more for each other node of the attempt. It is created by `provision`
+//! and started by `launch`; nothing is remembered elsewhere. The engine never starts it again, and everything that the job writes
+//! lies in the container itself, so that it goes with it: no volume, no network, no image is ever made here.
 //!
 //! **One agent.** A container that has ended could be started again, by a launcher that saw it before. The agent's first act is to
 //! make the file [`machine::BEGUN`]; where it exists already, an agent only sends what the first one left. The same makes `preempt`
@@ -24,9 +24,10 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bollard::{
-    models::{ContainerInspectResponse, ContainerStateStatusEnum as Status},
+    models::{ContainerCreateBody, ContainerInspectResponse, ContainerStateStatusEnum as Status},
     query_parameters::{CreateContainerOptions, StopContainerOptions},
 };
+use futures_util::future::try_join_all;
 use jiff::Timestamp;
 use tokio::{
     sync::OnceCell,
@@ -171,12 +172,10 @@ impl Provider for Docker {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
-        let (name, mark, wanted) = (attempt.machine_name(), self.mark().await?, wanted(plan)?);
-        if let Some(found) = self.inspect(&name).await? {
-            return ours(&name, attempt, &found, &mark).map(|()| Vec::new());
-        }
-        let order = machine::Order {
+        let (mark, wanted) = (self.mark().await?, wanted(plan)?);
+        let mut order = machine::Order {
             attempt,
+            node: 0,
             image: self.fetched(image).await?,
             user: self.user(wanted)?,
             url: &self.settings.store,
@@ -186,41 +185,36 @@ impl Provider for Docker {
             now: self.now().await.unwrap_or_else(|| self.settings.clock.now()),
             proxies: self.engine().await?.proxies(),
         };
-        let body = machine::container(&order, plan, wanted);
-        let begun = Instant::now();
-        loop {
-            let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
-            let made = self.engine().await?.docker.create_container(Some(options), body.clone()).await;
-            let Err(error) = made else { return Ok(Vec::new()) };
-            // Another client was faster; its container has the name for a moment before it is there.
-            if let Some(found) = self.inspect(&name).await? {
-                return ours(&name, attempt, &found, &mark).map(|()| Vec::new());
-            }
-            let failed = failed(&format!("make the container {name}"), &error);
-            if failed.class != Class::Conflict || begun.elapsed() > KILL_LIMIT {
-                return Err(failed);
-            }
-            sleep(LOOK_EVERY).await;
+        // The first node's is the attempt's, and comes last: the others are there by then.
+        for node in (0..plan.nodes).rev() {
+            order.node = node;
+            self.make(&order, machine::container(&order, plan, wanted)).await?;
         }
+        Ok(Vec::new())
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {
         let attempt = AttemptId::new(&order.job, order.attempt);
-        let name = attempt.machine_name();
-        let found = self.container(&attempt).await?.ok_or_else(|| gone(&name))?;
-        if status(&found) != Status::CREATED || self.has_begun(&name).await? {
-            return Ok(());
+        let until = order.deadline.unwrap_or(self.settings.clock.now());
+        let text = serde_json::to_vec_pretty(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
+        // Without the first node's agent the attempt counts as not begun, and the others end with it.
+        for node in (0..order.nodes).rev() {
+            let name = machine::name(&attempt, node);
+            let found = self.container(&attempt, node).await?.ok_or_else(|| gone(&name))?;
+            if status(&found) != Status::CREATED || self.has_begun(&name).await? {
+                continue;
+            }
+            let environment = self.environment(&order.job, until).await?;
+            let files = [Entry { path: ORDER, bytes: Some(&text) }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
+            self.put(&name, user_of(&found), &files).await?;
+            self.start(&name).await?;
         }
-        let environment = self.environment(&order.job, order.deadline.unwrap_or(self.settings.clock.now())).await?;
-        let order = serde_json::to_vec_pretty(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
-        let files = [Entry { path: ORDER, bytes: Some(&order) }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
-        self.put(&name, user_of(&found), &files).await?;
-        self.start(&name).await
+        Ok(())
     }
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
-        let name = attempt.machine_name();
-        let Some(found) = self.container(attempt).await? else { return Ok(Sighting::Gone) };
+        let name = machine::name(attempt, 0);
+        let Some(found) = self.container(attempt, 0).await? else { return Ok(Sighting::Gone) };
         Ok(match status(&found) {
             Status::CREATED if self.has_begun(&name).await? => {
                 Sighting::Dead { why: "the container was taken away before its agent was started".to_owned() }
@@ -232,17 +226,14 @@ impl Provider for Docker {
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
-        let name = attempt.machine_name();
-        let Some(found) = self.container(attempt).await? else {
+        let mut nodes = self.containers_of(&attempt.job).await?;
+        nodes.retain(|container| container.attempt == *attempt);
+        if nodes.is_empty() {
+            let name = machine::name(attempt, 0);
             return Err(ProviderError::new(Class::Invalid, format!("there is no container {name} to preempt")));
-        };
-        if status(&found) == Status::CREATED {
-            self.put(&name, user_of(&found), &[Entry { path: BEGUN, bytes: Some(b"") }]).await?;
         }
-        let seconds = i32::try_from(self.settings.notice.as_secs()).ok();
-        let options = StopContainerOptions { t: seconds, ..StopContainerOptions::default() };
-        done(&format!("stop the container {name}"), self.engine().await?.docker.stop_container(&name, Some(options)).await)?;
-        self.ended(&name, KILL_LIMIT).await.map(drop)
+        // All of them at the same time: the others save what they have only together.
+        try_join_all(nodes.iter().map(|node| self.take_away(&node.name))).await.map(drop)
     }
 
     async fn destroy(&self, job: &JobId) -> Result<()> {
@@ -250,8 +241,12 @@ impl Provider for Docker {
         for container in &containers {
             self.power_off(&container.name).await?;
         }
-        for Resource { name, .. } in &containers {
-            if let Some(found) = self.ended(name, KILL_LIMIT).await? {
+        for Resource { name, attempt, .. } in &containers {
+            // All that is left to send is with the first node.
+            let is_another = name.starts_with(&format!("{}-node-", attempt.machine_name()));
+            if let Some(found) = self.ended(name, KILL_LIMIT).await?
+                && !is_another
+            {
                 self.drain(job, name, &found).await?;
             }
             self.remove(name).await?;
@@ -278,11 +273,44 @@ impl Provider for Docker {
     }
 
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
-        let name = attempt.machine_name();
-        self.container(attempt).await?.ok_or_else(|| {
+        let name = machine::name(attempt, 0);
+        self.container(attempt, 0).await?.ok_or_else(|| {
             ProviderError::new(Class::Invalid, format!("there is no container {name}")).fix("`ftctl status` shows which jobs run")
         })?;
         session::open(&self.engine().await?.docker, &name, command, terminal).await
+    }
+}
+
+impl Docker {
+    /// Makes a node's container, unless it is there.
+    async fn make(&self, order: &machine::Order<'_>, body: ContainerCreateBody) -> Result<()> {
+        let (name, begun) = (machine::name(order.attempt, order.node), Instant::now());
+        loop {
+            // Another client may be faster; its container has the name for a moment before it is there.
+            if let Some(found) = self.inspect(&name).await? {
+                return ours(&name, order.attempt, &found, order.mark);
+            }
+            let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
+            let made = self.engine().await?.docker.create_container(Some(options), body.clone()).await;
+            let Err(error) = made else { return Ok(()) };
+            let failed = failed(&format!("make the container {name}"), &error);
+            if failed.class != Class::Conflict || begun.elapsed() > KILL_LIMIT {
+                return Err(failed);
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// As a cloud that takes a machine back.
+    async fn take_away(&self, name: &str) -> Result<()> {
+        let Some(found) = self.inspect(name).await? else { return Ok(()) };
+        if status(&found) == Status::CREATED {
+            self.put(name, user_of(&found), &[Entry { path: BEGUN, bytes: Some(b"") }]).await?;
+        }
+        let seconds = i32::try_from(self.settings.notice.as_secs()).ok();
+        let options = StopContainerOptions { t: seconds, ..StopContainerOptions::default() };
+        done(&format!("stop the container {name}"), self.engine().await?.docker.stop_container(name, Some(options)).await)?;
+        self.ended(name, KILL_LIMIT).await.map(drop)
     }
 }
 

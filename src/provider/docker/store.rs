@@ -73,6 +73,14 @@ impl Docker {
             );
             return refused(why, "set compute.docker.network = \"host\"");
         }
+        if plan.nodes > 1 && wanted.network == "none" {
+            let why = format!("the {} nodes of the job exchange gradients, and their containers would have no network", plan.nodes);
+            return refused(why, "set compute.docker.network = \"bridge\"");
+        }
+        if plan.nodes > 1 && wanted.gpus == Gpus::All {
+            let why = format!("with all GPUs for each of the {} nodes they would have the same ones", plan.nodes);
+            return refused(why, "say how many each has, such as compute.docker.gpus = \"1\"");
+        }
         let variant = plan.image.variant.unwrap_or_default();
         if wanted.gpus != Gpus::None && wanted.image.is_none() && variant.cuda().is_none() {
             let why = format!("the job wants GPUs, and its image would have none of CUDA's libraries (variant {})", variant.name());

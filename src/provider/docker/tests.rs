@@ -8,6 +8,7 @@ use tokio::sync::OnceCell;
 
 use super::*;
 use crate::{
+    job::docker::Gpus,
     provider::{
         clock::SystemClock,
         conformance::{self, World, attempt, order},
@@ -207,6 +208,73 @@ async fn docker_containers_show_no_secret_and_have_what_the_plan_says() {
 }
 
 #[tokio::test]
+async fn each_node_has_gpus_that_no_other_one_has() {
+    let party = Party::new("me".to_owned(), Arc::new(MemoryStore::new()));
+    let (mark, attempt) = (party.mark().await.unwrap(), attempt("gpus"));
+    let asked = |node, gpus, network: &str| {
+        let wanted = DockerPlan { gpus, network: network.to_owned(), ..DockerPlan::default() };
+        let order = machine::Order {
+            attempt: &attempt,
+            node,
+            image: String::new(),
+            user: machine::NOBODY,
+            url: "",
+            store: None,
+            owner: "me",
+            mark: &mark,
+            now: Timestamp::UNIX_EPOCH,
+            proxies: Vec::new(),
+        };
+        let body = machine::container(&order, &Plan { nodes: 2, ..on(wanted.clone()) }, &wanted);
+        let gpus = body.host_config.unwrap().device_requests.map(|requests| (requests[0].count, requests[0].device_ids.clone()));
+        (gpus, body.cmd.unwrap().join(" "))
+    };
+    let (gpus, command) = asked(0, Gpus::Count(2), "host");
+    assert_eq!(gpus, Some((Some(2), None)));
+    assert!(command.ends_with("/ftctl/begun --node 0 --address 127.0.0.1"), "{command}");
+    let (gpus, command) = asked(1, Gpus::Count(2), "bridge");
+    assert_eq!(gpus, Some((None, Some(vec!["2".to_owned(), "3".to_owned()]))));
+    assert!(command.ends_with("/ftctl/begun --node 1"), "{command}");
+    assert_eq!(asked(1, Gpus::None, "bridge").0, None);
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_has_a_container_for_each_node_and_takes_all_away_together() {
+    let containers = Containers::new("nodes").await;
+    let (docker, attempt) = (containers.docker(), attempt("nodes"));
+    let plan = Plan { nodes: 3, ..plan() };
+    let order = RunOrder { nodes: 3, ..order(&attempt) };
+    for _ in 0..2 {
+        docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
+    }
+    // Other tests have containers there, too.
+    let names = async || {
+        let listed = docker.list().await.unwrap().into_iter().filter(|resource| resource.attempt == attempt);
+        let mut names: Vec<String> = listed.map(|resource| resource.name).collect();
+        names.sort();
+        names
+    };
+    let all: Vec<String> = (0..3).map(|node| machine::name(&attempt, node)).collect();
+    assert_eq!(names().await, all);
+    for _ in 0..2 {
+        docker.launch(&order).await.unwrap();
+    }
+    let starts = |name: &String| {
+        let output = Command::new("docker").args(["cp", &format!("{name}:/ftctl/starts"), "-"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).matches("begun").count()
+    };
+    until(|| all.iter().all(|name| starts(name) == 1)).await;
+    docker.preempt(&attempt).await.unwrap();
+    assert!(matches!(docker.observe(&attempt).await, Ok(Sighting::Dead { .. })));
+    for name in &all {
+        assert!(!runs(&docker.inspect(name).await.unwrap().unwrap()), "{name}");
+    }
+    docker.destroy(&attempt.job).await.unwrap();
+    assert_eq!(names().await, [""; 0]);
+}
+
+#[tokio::test]
 #[ignore = "needs a container engine: tests/run starts one"]
 async fn docker_agents_of_a_directory_have_no_sign_in_and_write_to_it_whoever_owns_it() {
     let containers = Containers::new("directory").await;
@@ -264,7 +332,13 @@ async fn docker_refuses_what_cannot_run_and_says_why() {
     assert_eq!(refused("http://127.0.0.1:10000/account/container", "host").await, Ok(Money::ZERO.into()));
     assert!(refused("memory:", "host").await.unwrap_err().contains("does not see the store memory:"));
 
-    let mut plan = on(DockerPlan { gpus: crate::job::docker::Gpus::All, ..DockerPlan::default() });
+    let of_two = |wanted| Plan { nodes: 2, ..on(wanted) };
+    let error = docker.price(&of_two(DockerPlan { network: "none".to_owned(), ..DockerPlan::default() })).await.unwrap_err();
+    assert!(error.message.contains("would have no network"), "{error}");
+    let error = docker.price(&of_two(DockerPlan { gpus: Gpus::All, ..DockerPlan::default() })).await.unwrap_err();
+    assert!(error.fix.unwrap().contains("compute.docker.gpus = \"1\""), "{}", error.message);
+
+    let mut plan = on(DockerPlan { gpus: Gpus::All, ..DockerPlan::default() });
     let error = docker.price(&plan).await.unwrap_err();
     assert!(
         error.message.contains("none of CUDA's libraries (variant cpu)") && error.fix.unwrap().contains("cu130"),
