@@ -84,8 +84,12 @@ impl Machines {
 
 /// The same for every process: a store has its id from its first write on.
 fn party(state: &Path) -> Party {
-    fs::create_dir_all(state.join("store/.ftctl")).expect("a directory");
-    fs::write(state.join("store/.ftctl/id"), "1d".repeat(32)).expect("written");
+    let id = state.join("store/.ftctl/id");
+    // A launcher that is killed as it writes would leave half an id.
+    if !id.exists() {
+        fs::create_dir_all(state.join("store/.ftctl")).expect("a directory");
+        fs::write(&id, "1d".repeat(32)).expect("written");
+    }
     Party::new("me", Arc::new(DirectoryStore::open(&state.join("store")).expect("a store")))
 }
 
