@@ -53,7 +53,7 @@ pub fn grid() -> Vec<Vec<&'static str>> {
     all.filter(|(_, format, kind)| !is_twice(kind, format)).map(values).collect()
 }
 
-/// Whether all of [`grid`] is asked for, which takes an hour.
+/// Whether all of [`grid`] is asked for.
 pub fn wants_grid() -> bool {
     std::env::var_os("FT_GRID").is_some()
 }
