@@ -1,8 +1,8 @@
 //! Provider `docker`: a container of any engine that can be reached.
 //!
-//! A "machine" is a container with the attempt's name, and one more for each other node of the attempt. It is created by `provision`
-//! and started by `launch`; nothing is remembered elsewhere. The engine never starts it again, and everything that the job writes
-//! lies in the container itself, so that it goes with it: no volume, no network, no image is ever made here.
+//! A "machine" is a container with the attempt's name, and one more for each other node. It is created by `provision` and started
+//! by `launch`; nothing is remembered elsewhere. The engine never starts it again, and everything that the job writes lies in the
+//! container itself, so that it goes with it: no volume, no network, no image is ever made here.
 //!
 //! **One agent.** A container that has ended could be started again, by a launcher that saw it before. The agent's first act is to
 //! make the file [`machine::BEGUN`]; where it exists already, an agent only sends what the first one left. The same makes `preempt`
@@ -301,7 +301,7 @@ impl Docker {
         }
     }
 
-    /// As a cloud that takes a machine back.
+    /// Ends a node's container in the way of a cloud that takes a machine back.
     async fn take_away(&self, name: &str) -> Result<()> {
         let Some(found) = self.inspect(name).await? else { return Ok(()) };
         if status(&found) == Status::CREATED {
