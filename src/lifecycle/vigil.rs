@@ -92,7 +92,7 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         return Ok(None);
     }
     if !has_signs {
-        unheard(world, vigil, &attempt);
+        unheard(world, vigil, &attempt).await;
         return Ok(None);
     }
     match world.provider.signs(&attempt).await? {
@@ -144,15 +144,19 @@ async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
 
 /// Where a heartbeat is all there is, one that stands still decides nothing. It is not for the record, whose disk may be what is
 /// full.
-fn unheard(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
-    if vigil.heard.is_some() && !std::mem::replace(&mut vigil.warned, true) {
-        world.report.warn(&format!(
-            "{} runs, but its agent has sent no heartbeat for {} s: the agent may be stopped, or the store may be full or out of reach; the job \
-             goes on when that is over",
-            attempt.machine_name(),
-            QUIET.as_secs()
-        ));
+async fn unheard(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
+    let (_, since) = vigil.at.get_or_insert_with(|| (String::new(), Instant::now()));
+    if (vigil.heard.is_none() && since.elapsed() < QUIET) || std::mem::replace(&mut vigil.warned, true) {
+        return;
     }
+    let (name, quiet) = (attempt.machine_name(), QUIET.as_secs());
+    let why = match vigil.heard {
+        Some(_) => {
+            "the agent may be stopped, or the store may be full or out of reach; the job goes on when that is over".to_owned()
+        }
+        None => console::last_line(world, attempt).await,
+    };
+    world.report.warn(&format!("{name} runs, but its agent has sent no heartbeat for {quiet} s: {why}"));
 }
 
 fn failed(reason: String) -> Decision {

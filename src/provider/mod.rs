@@ -162,6 +162,15 @@ pub struct Console {
     pub own: Option<String>,
 }
 
+impl Console {
+    /// The piece that begins at `start` of a text that is short enough to be there as a whole.
+    fn of(whole: &str, start: u64) -> Self {
+        let next = whole.len() as u64;
+        let text = usize::try_from(start).ok().and_then(|start| whole.get(start..)).unwrap_or_default().to_owned();
+        Self { text, start: start.min(next), next, own: None }
+    }
+}
+
 /// Questions about an account, whatever jobs it has.
 #[async_trait]
 pub trait Account: Send + Sync {

@@ -2,6 +2,7 @@
 //! names an image with the agent and the trainer in it.
 
 use std::{
+    io::{BufRead as _, BufReader},
     process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -242,6 +243,22 @@ fn docker_runs_commands_beside_a_job_and_ends_it_when_asked() {
     assert_eq!(place.run(&["cancel", &job]).code, Some(0));
     assert_eq!(place.json(&["status", &job])["state"], "cancelled");
     assert_eq!(place.run(&["exec", &job, "--", "true"]).code, Some(3));
+    place.leaves_nothing();
+}
+
+#[test]
+#[ignore = "needs a container engine: tests/run starts one"]
+fn docker_agents_that_cannot_write_to_the_store_say_so_to_the_one_who_waits() {
+    let place = Place::new();
+    let mut run = place.quickstart(&["run"], STEPS, &["--set", "compute.docker.user=4321:8765"]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    let said = BufReader::new(run.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
+    let told = said.into_iter().find(|line| line.contains("has sent no heartbeat for 30 s")).expect("a word");
+    assert!(told.contains("on its console: warning: could not") && told.contains("Permission denied"), "{told}");
+    run.kill().expect("killed");
+    run.wait().expect("waited");
+    // It has nothing to send, and could not.
+    docker(&["rm", "--force", &place.containers()]);
     place.leaves_nothing();
 }
 

@@ -145,12 +145,15 @@ impl Docker {
         }
     }
 
-    /// An engine may keep no logs; then there is none.
     pub(super) async fn last_line(&self, name: &str) -> Option<String> {
+        last_statement(&self.last_lines(name).await?).map(str::to_owned)
+    }
+
+    /// The agent's own words: the trainer's go elsewhere. An engine may keep no logs; then there are none.
+    pub(super) async fn last_lines(&self, name: &str) -> Option<String> {
         let options = LogsOptions { stdout: true, stderr: true, tail: "20".to_owned(), ..LogsOptions::default() };
         let pieces: Vec<_> = self.engine().await.ok()?.docker.logs(name, Some(options)).collect().await;
-        let text: String = pieces.iter().flatten().map(ToString::to_string).collect();
-        last_statement(&text).map(str::to_owned)
+        Some(pieces.iter().flatten().map(ToString::to_string).collect())
     }
 
     /// Removes the container and its nameless volumes, whether it runs or not. One that is gone already is no error.

@@ -41,7 +41,7 @@ use self::{
     machine::{BEGUN, ENVIRONMENT, ORDER},
 };
 use super::{
-    Account, AgentEnvironment, Build, Capabilities, Class, Provider, ProviderError, Resource, Result, Session, Sighting,
+    Account, AgentEnvironment, Build, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting,
     rights::Rights,
     whose::{Mark, Party, Whose, namesake, unknown_store},
 };
@@ -223,6 +223,13 @@ impl Provider for Docker {
             _ if runs(&found) => Sighting::Alive { agent: true },
             _ => Sighting::Dead { why: self.last_words(&name, &found).await },
         })
+    }
+
+    async fn console(&self, attempt: &AttemptId, start: u64) -> Result<Option<Console>> {
+        if self.container(attempt, 0).await?.is_none() {
+            return Ok(None);
+        }
+        Ok(self.last_lines(&machine::name(attempt, 0)).await.map(|lines| Console::of(&lines, start)))
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {

@@ -218,11 +218,15 @@ impl Machine {
 
     /// Why the machine is dead, as far as its agent could say.
     pub fn last_words(&self) -> String {
-        let tail = tail(&self.log_file()).unwrap_or_default();
-        match last_statement(&tail) {
+        match last_statement(&self.words().unwrap_or_default()) {
             Some(line) => format!("the agent's process is gone; its last line: {line}"),
             None => "the agent's process is gone".to_owned(),
         }
+    }
+
+    /// The last that its agent said, if one was started.
+    pub fn words(&self) -> Option<String> {
+        tail(&self.log_file()).ok()
     }
 
     /// `None` where it is damaged, or gone.

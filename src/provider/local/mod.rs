@@ -34,7 +34,7 @@ use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
 use super::{
-    Account, AgentEnvironment, Build, Capabilities, Class, Provider, ProviderError, Resource, Result, Session, Sighting,
+    Account, AgentEnvironment, Build, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting,
     error::last_statement,
     whose::{Mark, Party, Said, namesake, unknown_store},
 };
@@ -252,6 +252,10 @@ impl Provider for Local {
                 Ok(Sighting::Dead { why: machine.last_words() })
             }
         }
+    }
+
+    async fn console(&self, attempt: &AttemptId, start: u64) -> Result<Option<Console>> {
+        Ok(self.reached(attempt).await?.and_then(|machine| machine.words()).map(|words| Console::of(&words, start)))
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
