@@ -64,13 +64,15 @@ impl Arguments {
         if !jobs.is_empty() || !rest.is_empty() {
             app.output.confirm(&question(&jobs, &machines, rest.len()), app.yes)?;
         }
+        let mut unknown = BTreeSet::new();
         app.block_on(async {
+            unknown = unknown_to(&jobs).await?;
             destroy(&jobs).await?;
             // A build that was cut off may have ended meanwhile, and left more.
             rest = self.rest(&places, false).await?;
             Ok(())
         })?;
-        app.output.show(&Gone { jobs: jobs.into_keys().collect(), machines, rest })
+        app.output.show(&Gone { jobs: jobs.into_keys().collect(), unknown, machines, rest })
     }
 
     /// The backend of the settings; with `--all` and no backend named beside it, those that cost nothing to ask as well.
@@ -172,7 +174,8 @@ fn forget(app: &mut App<'_>, jobs: &[String]) -> Result<(), Failure> {
     for (id, (world, _)) in &found {
         app.block_on(down::forget(world, id))?;
     }
-    app.output.show(&Gone { jobs: found.into_keys().collect(), machines: Vec::new(), rest: Vec::new() })
+    let jobs = found.into_keys().collect();
+    app.output.show(&Gone { jobs, unknown: BTreeSet::new(), machines: Vec::new(), rest: Vec::new() })
 }
 
 fn question(jobs: &BTreeMap<JobId, World>, machines: &[Machine], rest: usize) -> String {
@@ -207,8 +210,22 @@ async fn id_of(world: &World, text: &str) -> Result<JobId, Failure> {
     }
 }
 
+/// The jobs without a record, and without a machine where one was looked for: they may be a misspelling.
+async fn unknown_to(jobs: &BTreeMap<JobId, World>) -> Result<BTreeSet<JobId>, Failure> {
+    let mut unknown = BTreeSet::new();
+    for (id, world) in jobs {
+        let read = journal::read(world.store.as_ref(), id).await;
+        if read.is_err_and(|failure| failure.exit == Exit::NotFound) && down::preview(world, id).await?.is_empty() {
+            unknown.insert(id.clone());
+        }
+    }
+    Ok(unknown)
+}
+
 struct Gone {
     jobs: Vec<JobId>,
+    /// Those of them that nothing is known of.
+    unknown: BTreeSet<JobId>,
     /// With `--all` those that were found.
     machines: Vec<Machine>,
     /// Resources of no job.
@@ -221,14 +238,15 @@ impl Show for Gone {
     }
 
     fn json(&self) -> Value {
-        json!({ "gone": self.jobs, "machines": self.machines, "removed": self.rest })
+        json!({ "gone": self.jobs, "unknown": self.unknown, "machines": self.machines, "removed": self.rest })
     }
 
     fn text(&self) -> String {
         if self.jobs.is_empty() && self.rest.is_empty() {
             return "there is nothing to destroy".to_owned();
         }
-        let jobs = self.jobs.iter().map(|id| format!("{id}: gone"));
+        let is = |id| if self.unknown.contains(id) { "no machine, and no record" } else { "gone" };
+        let jobs = self.jobs.iter().map(|id| format!("{id}: {}", is(id)));
         jobs.chain(self.rest.iter().map(|what| format!("{what}: gone"))).collect::<Vec<_>>().join("\n")
     }
 

@@ -232,7 +232,7 @@ fn what_destroys_asks_first_and_without_a_terminal_refuses() {
     assert!(said.stderr.contains("no record of nobody-bcdfgh to read, so only local is asked"), "{}", said.stderr);
     assert_eq!(
         (said.code, said.stdout.as_str()),
-        (Some(0), "nobody-bcdfgh: gone\n"),
+        (Some(0), "nobody-bcdfgh: no machine, and no record\n"),
         "destroying nothing is fine: {}",
         said.stderr
     );
