@@ -402,7 +402,7 @@ fn processes(plan: &Plan) -> String {
     let of_gpus = if plan.compute.gpus() == u32::try_from(on_node).ok() { ", one for each GPU" } else { "" };
     let depends = "; with train.reduction = \"fast\" the last digits of the results depend on the number of processes";
     let depends = if plan.train.depends_on_processes(plan.processes) { depends } else { "" };
-    format!("{nodes}{on_node}{of_gpus}: {sequences} sequences a step in {leaves} leaves; {each}{depends}")
+    format!("{nodes}{on_node}{of_gpus}: {sequences} sequences a step, in {leaves} groups (train.leaves); {each}{depends}")
 }
 
 fn passes(epochs: f64) -> String {

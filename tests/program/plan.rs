@@ -461,7 +461,7 @@ fn a_plan_that_may_shrink_tells_the_memory_of_fewer_nodes() {
     let text = sandbox.run(&[&["plan", "job.toml"], &shrinks[..]].concat()).stdout;
     let row = row(&text, "on fewer nodes").expect("a row");
     assert!(row.starts_with("at most about "), "{row}");
-    assert!(row.ends_with("; on 1 node a process computes 4 leaves and keeps 2 more gradients"), "{row}");
+    assert!(row.ends_with("; on 1 node a process computes 4 groups of a step (train.leaves) and keeps 2 more gradients"), "{row}");
 }
 
 #[test]

@@ -61,7 +61,9 @@ impl Memory {
         let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
         let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
         let sums = format::of(sums, "more gradient");
-        format!("at most about {needed} MiB{of_what}{beside}; on 1 node a process computes {leaves} leaves and keeps {sums}")
+        format!(
+            "at most about {needed} MiB{of_what}{beside}; on 1 node a process computes {leaves} groups of a step (train.leaves) and keeps {sums}"
+        )
     }
 
     /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with
