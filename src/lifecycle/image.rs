@@ -4,9 +4,9 @@ use super::{Next, Result, STAGES, World, attempt, journal::Journal};
 use crate::job::{order::TrainerImage, plan::Plan, record::Record};
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    if let Some(build) = world.provider.build(&job.record.plan) {
-        world.report.stage(2, STAGES, &format!("Building {}", build.what));
-    }
+    let build = world.provider.build(&job.record.plan);
+    let title = build.map_or_else(|| "Nothing to build".to_owned(), |build| format!("Building {}", build.what));
+    world.report.stage(2, STAGES, &title);
     job.record.trainer = Some(of(world, &job.record).await?);
     attempt::request(world, job, job.record.plan.nodes).await?;
     Ok(Next::Now)
