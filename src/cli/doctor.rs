@@ -37,7 +37,10 @@ impl Arguments {
         findings.extend(backend(app, plan.as_ref())?);
         findings.extend(sign_in(app, plan.as_ref()));
         findings.extend(notify(app));
-        findings.extend(file.map(|file| job(app, &file)).transpose()?.unwrap_or_default());
+        let mut of_job = file.map(|file| job(app, &file)).transpose()?.unwrap_or_default();
+        // A store that gives no answer gives none to the job either.
+        of_job.retain(|finding| finding.health != Health::Bad || findings.iter().all(|told| told.message != finding.message));
+        findings.extend(of_job);
         let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
         let verdict =
             if bad == 0 { Ok(()) } else { Err(Failure::new(Exit::Failure, format!("{bad} of these would make a job fail"))) };

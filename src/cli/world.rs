@@ -17,7 +17,7 @@ use crate::{
         registry::{self, Connected, Environment},
     },
     settings::{Origin, Setting, trust::Claims},
-    store::{self, Store, WordOf, lease::Holder, memory::MemoryStore},
+    store::{self, Store, StoreError, WordOf, lease::Holder, memory::MemoryStore},
 };
 
 impl App<'_> {
@@ -27,7 +27,11 @@ impl App<'_> {
             return Ok(Arc::clone(store));
         }
         let whose = if self.settings.is_store_of_project() { WordOf::Another } else { WordOf::User };
-        let store = store::open_with(self.settings.store()?, self.limits, whose)?;
+        let place = self.settings.store()?;
+        let store = store::open_with(place, self.limits, whose).map_err(|error| match error {
+            StoreError::Io { .. } => Failure::from(error).fix("name another place with --store or FTCTL_STORE, or XDG_STATE_HOME"),
+            error => error.into(),
+        })?;
         Ok(Arc::clone(self.opened.get_or_init(|| store)))
     }
 

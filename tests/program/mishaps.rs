@@ -103,6 +103,7 @@ fn a_state_directory_below_a_file_is_an_error_and_not_an_empty_one() {
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.starts_with("error: cannot ") && stderr.contains("Not a directory (os error 20)"), "{stderr}");
+    assert!(stderr.contains("fix: name another place with --store or FTCTL_STORE, or XDG_STATE_HOME"), "{stderr}");
 }
 
 /// Moves every time in a job's record, as a clock that is set differently does.
@@ -412,6 +413,8 @@ fn a_doctor_asked_about_a_job_looks_at_the_backend_of_the_job() {
         assert!(line.contains(&format!("backend and store  {backend}")), "{more:?}: {}", said.stdout);
         assert!(!said.stdout.contains("libtorch"), "that is what `local`, the backend of the settings, needs: {}", said.stdout);
     }
+    let said = sandbox.run(&["doctor", "--job", "job.toml", "--store", "azure://account/container", "-o", "name"]);
+    assert_eq!(said.stdout, "backend and store\nsign-in\n", "a store that cannot be reached is told once");
 }
 
 /// Root may write wherever the permissions are looked at, and not below /proc.
