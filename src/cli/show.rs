@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     exit::Failure,
-    job::{difference, order::GpuUse, record::Record, wording},
+    job::{difference, order::GpuUse, record::Record, units::Money, wording},
     lifecycle::{results::Sample, status},
     output::{Cell, Show as Shown, Table, format},
 };
@@ -132,7 +132,7 @@ impl Shown for Whole {
             table.pair("dataset", dataset.to_string());
         }
         for (key, value) in difference::settings(&self.record.plan) {
-            table.pair(&key, wording::value(&value));
+            table.pair(&key, said(&value));
         }
         format!("{}{}{}\n\nSettings\n{}", self.settled.text(), self.signs(), self.earlier_samples(), table.render())
     }
@@ -140,6 +140,12 @@ impl Shown for Whole {
     fn names(&self) -> Vec<String> {
         vec![self.record.id.to_string()]
     }
+}
+
+/// A setting, with money as a receipt writes it.
+fn said(value: &Value) -> String {
+    let money = value.as_str().and_then(|text| text.parse::<Money>().ok());
+    money.map_or_else(|| wording::value(value), |money| format!("{money:#}"))
 }
 
 struct Compared(Vec<Whole>);
@@ -182,8 +188,8 @@ impl Shown for Compared {
             table.row(row("dataset", self.0.iter().map(short).collect()));
         }
         for (key, values) in self.differences() {
-            let said = |value: Option<Value>| value.map_or_else(|| "-".to_owned(), |value| wording::value(&value));
-            table.row(row(&key, values.into_iter().map(said).collect()));
+            let cell = |value: Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), said);
+            table.row(row(&key, values.into_iter().map(cell).collect()));
         }
         let other = if self.have_same_data() {
             ""

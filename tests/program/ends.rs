@@ -184,6 +184,7 @@ fn jobs_are_shown_whole_and_beside_each_other() {
         text.contains("Settings\n") && text.lines().any(|line| line.starts_with("train.steps ") && line.ends_with(" 10")),
         "{text}"
     );
+    assert!(text.lines().any(|line| line.starts_with("price_per_hour ") && line.ends_with("0.74 USD")), "{text}");
     let compared = value(&["compare", first, second]);
     assert_eq!(compared["settings"], json!({ "train.steps": [10, 20] }));
     assert_eq!((compared["jobs"].as_array().map(Vec::len), &compared["same_data"]), (Some(2), &json!(true)));
