@@ -38,7 +38,7 @@ pub struct Arguments {
     /// Also jobs that ended long ago
     #[arg(long, conflicts_with = "jobs")]
     all: bool,
-    /// Only jobs in these states, such as running or succeeded
+    /// Only jobs in these states, such as running, succeeded, or finished for every end
     #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = LABELS, hide_possible_values = true, conflicts_with = "jobs")]
     state: Vec<String>,
     /// Only jobs that failed
@@ -92,7 +92,7 @@ impl Arguments {
         let mut shown = None;
         loop {
             let found = app.block_on(self.look(app))?;
-            let over = found.jobs.iter().all(Row::finished);
+            let over = found.jobs.iter().all(|row| is_over(&row.status));
             if shown.as_ref() != Some(&found) {
                 app.output.show_again(&found, self.watch)?;
             }
@@ -145,13 +145,18 @@ impl Arguments {
     /// The jobs that are asked for, in the order that is.
     fn chosen(&self, mut found: Vec<JobStatus>) -> Vec<JobStatus> {
         let failed = State::Finished.label(Some(Outcome::Failed));
-        found
-            .retain(|job| if self.failed { job.state == failed } else { self.state.is_empty() || self.state.contains(&job.state) });
+        let is_in = |asked: &String, job: &JobStatus| *asked == job.state || asked == State::Finished.label(None) && is_over(job);
+        let is_asked = |job: &JobStatus| self.state.is_empty() || self.state.iter().any(|asked| is_in(asked, job));
+        found.retain(|job| if self.failed { job.state == failed } else { is_asked(job) });
         if let Some(key) = self.sort {
             found.sort_by(|one, other| key.compare(one, other));
         }
         found
     }
+}
+
+fn is_over(job: &JobStatus) -> bool {
+    matches!(job.state.as_str(), "succeeded" | "failed" | "cancelled" | "finished")
 }
 
 struct Row {
@@ -169,10 +174,6 @@ impl PartialEq for Row {
 }
 
 impl Row {
-    fn finished(&self) -> bool {
-        matches!(self.status.state.as_str(), "succeeded" | "failed" | "cancelled" | "finished")
-    }
-
     fn json(&self) -> Value {
         let mut value = json!(self.status);
         if let Some(machine) = &self.machine {

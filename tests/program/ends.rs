@@ -355,6 +355,7 @@ fn a_finished_job_shows_what_it_measured_last() {
     let names = |arguments: &[&str]| sandbox.ok(&[&["status", "-o", "name"], arguments].concat());
     let [good, bad] = [good, bad].map(|id| id + "\n");
     assert_eq!((names(&["--failed"]), names(&["--state", "failed,cancelled"])), (bad.clone(), bad.clone()));
+    assert_eq!(names(&["--state", "finished"]), names(&["--all"]), "every end");
     assert_eq!((names(&[]), names(&["--sort", "created"])), (format!("{bad}{good}"), format!("{good}{bad}")));
     assert_eq!(names(&["--sort", "state"]), format!("{bad}{good}"));
     assert_eq!(names(&["--sort", "step"]), format!("{bad}{good}"), "it was taken away before its last step");
