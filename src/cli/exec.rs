@@ -66,7 +66,7 @@ impl Ssh {
 fn run(app: &mut App<'_>, job: &str, command: &[String]) -> Result<(), Failure> {
     let (world, record) = app.block_on(app.job(job))?;
     if app.dry_run {
-        let act = format!("run {} on {}", command.join(" "), session::machine(&record)?.machine_name());
+        let act = format!("run {} on {}", command.join(" "), session::intended(&world, &record)?.machine_name());
         return app.output.show(&super::intent::Intent(vec![act]));
     }
     let terminal = io::stdin().is_terminal() && app.output.is_terminal();

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use ft_trainer::state::OF_RESUMING;
+use ft_trainer::{model::hugging_face::CONFIG_FILE, state::OF_RESUMING};
 
 use super::{App, intent::Intent};
 use crate::{
@@ -68,6 +68,10 @@ async fn fetched(app: &App<'_>, model: &JobModel) -> Result<PathBuf, Failure> {
     let store = app.store()?;
     let id = open::find(store.as_ref(), &model.job).await?;
     let manifest = manifest(store.as_ref(), &id, model.step).await?;
+    if !manifest.files.iter().any(|file| file.path == CONFIG_FILE) {
+        let message = format!("the checkpoint of step {} of the job {id} holds no model", manifest.step);
+        return Err(Failure::new(Exit::Usage, message).fix("a rehearsal on the backend `fake` trains nothing; name another job"));
+    }
     let to = app.settings.directories.cache()?.join("models").join(format!("{id}-{}", manifest.digest()));
     // What only a run that resumes reads is two thirds of a checkpoint.
     let mut model = manifest;

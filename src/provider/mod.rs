@@ -64,6 +64,8 @@ pub struct Capabilities {
     pub signs: bool,
     /// It is a cloud to rehearse with, on this machine: nothing of it costs money.
     pub simulated: bool,
+    /// Its machines run commands: [`Provider::session`].
+    pub commands: bool,
 }
 
 /// An entry for a service's catalogue.
@@ -298,9 +300,14 @@ pub trait Provider: Account {
     /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails
     /// as [`Class::Invalid`] when there is no such machine, or none that runs.
     async fn session(&self, attempt: &AttemptId, _command: &[String], _terminal: bool) -> Result<Session> {
-        Err(ProviderError::new(Class::Invalid, format!("this backend runs no commands on {}", attempt.machine_name()))
-            .fix("local, docker and gce do"))
+        Err(no_commands(attempt))
     }
+}
+
+/// Why a command cannot run where [`Capabilities::commands`] is false.
+pub fn no_commands(attempt: &AttemptId) -> ProviderError {
+    ProviderError::new(Class::Invalid, format!("this backend runs no commands on {}", attempt.machine_name()))
+        .fix("local, docker and gce do")
 }
 
 /// Questions to a service that queues attempts, keeps what they write, and has a catalogue in which its users look.

@@ -459,3 +459,20 @@ fn a_job_of_a_simulated_cloud_that_has_ended_is_ended_without_it() {
     assert!(told.contains("gce (simulated)") && told.contains("on simulated clouds, which is not real"), "{told}");
     assert!(sandbox.ok(&["status", "--all"]).contains("gce (simulated)"));
 }
+
+#[test]
+fn a_rehearsal_has_no_model_and_runs_no_commands() {
+    let sandbox = sandbox("rehearsed");
+    let id = submit(&sandbox, "A", &[]).stdout.trim().to_owned();
+    for verb in [&["generate", &id, "--prompt", "x"][..], &["eval", &id, "--data", "data"]] {
+        let said = sandbox.run(verb);
+        let message = format!("error: the checkpoint of step 10 of the job {id} holds no model\n  fix: a rehearsal on the backend");
+        assert!(said.code == Some(2) && said.stderr.contains(&message), "{}", said.stderr);
+    }
+    let id = sandbox.run(&["submit", "job.toml", "--set", "train.steps=20"]).stdout.trim().to_owned();
+    for arguments in [&["exec", &id, "--dry-run", "--", "ls"][..], &["exec", &id, "--", "ls"]] {
+        let said = sandbox.run(arguments);
+        let message = format!("error: this backend runs no commands on {id}-a1\n  fix: local, docker and gce do\n");
+        assert_eq!((said.code, said.stdout.as_str(), said.stderr), (Some(2), "", message));
+    }
+}

@@ -403,7 +403,7 @@ impl Provider for Azureml {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: true, simulated: line::is_near(self.client.endpoint.as_str()) }
+        Capabilities { bills: true, signs: true, simulated: line::is_near(self.client.endpoint.as_str()), commands: false }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {

@@ -151,7 +151,7 @@ impl Account for Docker {
 #[async_trait]
 impl Provider for Docker {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: false, signs: false, simulated: false }
+        Capabilities { bills: false, signs: false, simulated: false, commands: true }
     }
 
     fn build<'p>(&self, plan: &'p Plan) -> Option<Build<'p>> {

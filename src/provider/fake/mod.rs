@@ -213,7 +213,7 @@ impl Account for Fake {
 #[async_trait]
 impl Provider for Fake {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: false, simulated: true }
+        Capabilities { bills: true, signs: false, simulated: true, commands: false }
     }
 
     async fn image(&self, _: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {

@@ -315,7 +315,7 @@ impl Account for Gce {
 #[async_trait]
 impl Provider for Gce {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: true, simulated: line::is_near(self.client.endpoint()) }
+        Capabilities { bills: true, signs: true, simulated: line::is_near(self.client.endpoint()), commands: true }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {

@@ -192,7 +192,7 @@ impl Account for Local {
 #[async_trait]
 impl Provider for Local {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: false, signs: false, simulated: false }
+        Capabilities { bills: false, signs: false, simulated: false, commands: true }
     }
 
     fn build<'p>(&self, _: &'p Plan) -> Option<Build<'p>> {
