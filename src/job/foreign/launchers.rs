@@ -90,6 +90,37 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
     },
 ]];
 
+/// Programs that start the trainer, beside `python`. [`FLAGS`] has their flags.
+const LAUNCHERS: [&str; 6] = ["deepspeed", "torchrun", "accelerate", "mpirun", "mpiexec", "horovodrun"];
+
+/// Programs of clusters, which start what follows them as often as flags of their own say.
+const OF_CLUSTERS: [&str; 7] = ["srun", "sbatch", "salloc", "jsrun", "aprun", "bsub", "qsub"];
+
+/// The place of the first launcher. What stands before it, such as `nice -n 4`, `conda run -n mine` or `docker run`, has flags of
+/// its own, which say nothing about processes; where they do, that is refused.
+pub(super) fn start(job: &mut Job, words: &[String]) -> usize {
+    let file = |word: &String| word.rsplit('/').next().unwrap_or_default().to_owned();
+    let is_python = |name: &str| {
+        let version = name.strip_prefix("python");
+        version.is_some_and(|version| version.chars().all(|letter| letter == '.' || letter.is_ascii_digit()))
+    };
+    let starts = |place: &usize| {
+        let is_value = *place > 0 && words[*place - 1].starts_with('-');
+        let name = file(&words[*place]);
+        !is_value && (is_python(&name) || LAUNCHERS.contains(&name.as_str()))
+    };
+    let start = (0..words.len()).find(starts).unwrap_or(words.len());
+    let is_other = |word: &&String| *word != "env" && !word.contains('=');
+    let Some(first) = words[..start].iter().find(is_other) else { return start };
+    if let Some(cluster) = words[..start].iter().map(file).find(|name| OF_CLUSTERS.contains(&name.as_str())) {
+        let instead = "torchrun --nnodes 2 --nproc_per_node 8 says how many machines and processes there are";
+        job.problems.push(format!("{cluster}: a job has machines of its own; leave it out: {instead}"));
+    } else {
+        job.note(first, "left out, with its flags: a job has a machine of its own, and the trainer starts itself there");
+    }
+    start
+}
+
 /// Nodes or processes of one, at most.
 const MOST: u32 = 1_000;
 
@@ -210,7 +241,7 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variables before a command, as `NAME=value`. Those of a job are for the trainer alone, so most have no meaning here.
 pub(super) fn variables(job: &mut Job, words: &[String]) {
     let variable = |word| str::split_once(word, '=').filter(|(name, _)| environment::is_name(name));
-    let given = words.iter().map(String::as_str).skip_while(|word| *word == "env").map_while(variable);
+    let given = words.iter().map(String::as_str).filter_map(variable);
     let (visible, others): (Vec<_>, Vec<_>) = given.partition(|(name, _)| *name == VISIBLE);
     // CUDA sees none from the first that is no device.
     let is_device = |id: &&str| !["", "-1"].contains(&id.trim());

@@ -253,14 +253,15 @@ impl Job {
             return Err(unknown_program(words));
         };
         program.defaults.iter().copied().flatten().for_each(|(key, setting)| self.set(key, *setting));
-        launchers::variables(self, &words[..place]);
-        words::apply(self, &words[..place], launchers::FLAGS, true, Some(|_, _| Ok(())));
+        let start = launchers::start(self, &words[..place]);
+        launchers::variables(self, &words[..start]);
+        words::apply(self, &words[start..place], launchers::FLAGS, true, Some(|_, _| Ok(())));
         let given = self.spelt_out(program, &words[place + 1..], read);
         self.read_deepspeed(&given, read);
         // In a file every flag has its whole name.
         let abbreviates = program.abbreviates && given.as_slice() == &words[place + 1..];
         words::apply(self, &given, program.flags, abbreviates, program.positional);
-        launchers::settle(self, &words[..=place], read);
+        launchers::settle(self, &words[start..=place], read);
         deepspeed::apply(self);
         launchers::settle_shards(self);
         self.find_models(read);

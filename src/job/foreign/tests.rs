@@ -564,6 +564,35 @@ fn launchers_say_how_many_machines_and_processes_there_are() {
     }
 }
 
+/// Each has flags that look like those of a launcher.
+#[test]
+fn what_a_launcher_is_started_by_says_nothing_about_processes() {
+    let plain = job(SMALL).compute.processes_per_node;
+    for wrapper in [
+        "nice -n 4 python",
+        "nohup nice -n 19 python3 -u",
+        "taskset -c 4 python",
+        "numactl -N 0 -m 0 /usr/bin/python3.11",
+        "conda run -n deepspeed --no-capture-output python",
+        "uv run --with transformers --python 3.12 python -B",
+        "HF_HOME=/hub poetry run python",
+        "docker run --rm -it --gpus all -e HF_HOME=/hub -v /home/me:/work python:3.12 python",
+        "timeout -k 5 3h python",
+    ] {
+        let command = format!("{wrapper} {SMALL}");
+        assert_eq!(job(&command).compute.processes_per_node, plain, "{wrapper}");
+        tells(&notes(&command), ": left out, with its flags: a job has a machine of its own");
+    }
+    assert_eq!(job(&format!("nice -n 4 torchrun --nproc_per_node 2 {SMALL}")).compute.processes_per_node, Some(2));
+    assert_eq!(job(&format!("nohup env CUDA_VISIBLE_DEVICES=0,1 python {SMALL}")).compute.processes_per_node, Some(2));
+    for cluster in
+        ["srun -N 2 -n 8 python", "srun --gres=gpu:4 --ntasks-per-node=4 torchrun --nproc_per_node 4", "jsrun -n 8 -c 4 python"]
+    {
+        let found = problems(&format!("{cluster} {SMALL}"));
+        assert!(found.contains("run: a job has machines of its own; leave it out: torchrun --nnodes 2"), "{cluster}: {found}");
+    }
+}
+
 /// transformers has a second seed for the order of the data.
 #[test]
 fn a_second_seed_is_taken_when_it_is_the_same() {
