@@ -2,6 +2,7 @@
 
 use ft_trainer::{
     model::hugging_face::CONFIG_FILE,
+    preflight,
     settings::{Engine, TrainSettings},
     state::Identity,
 };
@@ -73,24 +74,42 @@ pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()
     check_settings(before, plan, step)?;
     check_length(before, plan)?;
     check_time(world, before, plan)?;
-    check_stored(world, before, plan).await
+    let tokens = check_stored(world, before, plan).await?;
+    if step == 0 { Ok(()) } else { check_end(before, plan, tokens) }
 }
 
-/// Refuses what the trainer would refuse of the data in the store, such as a prompt that is too long now.
-async fn check_stored(world: &World, before: &Record, plan: &Plan) -> Result<()> {
-    let Some(data) = before.dataset.clone() else { return Ok(()) };
+/// Refuses what the trainer would refuse of the data in the store, such as a prompt that is too long now. Answers how many tokens
+/// there are to train on, where that is known.
+async fn check_stored(world: &World, before: &Record, plan: &Plan) -> Result<Option<u64>> {
+    let Some(data) = before.dataset.clone() else { return Ok(None) };
     if !has_material(world, before, plan).await? {
-        return Ok(());
+        return Ok(None);
     }
     let trouble = |error| Failure::new(Exit::Failure, format!("cannot keep the shape of the weights for a moment: {error}"));
     let folder = tempfile::tempdir().map_err(trouble)?;
     let mut plan = plan.clone();
     if let Some(weights) = &before.initial_weights {
-        let Some(shape) = dataset::small_file(world.store.as_ref(), weights, CONFIG_FILE).await? else { return Ok(()) };
+        let Some(shape) = dataset::small_file(world.store.as_ref(), weights, CONFIG_FILE).await? else { return Ok(None) };
         std::fs::write(folder.path().join(CONFIG_FILE), shape).map_err(trouble)?;
         plan.initial_weights = Some(folder.path().to_string_lossy().into_owned());
     }
-    upload::check_stored(world, &plan, data).await.map(drop)
+    let (_, known) = upload::check_stored(world, &plan, data).await?;
+    Ok(known.map(|known| known.data.train.tokens))
+}
+
+/// The learning rate can follow a longer schedule from any step on. A shorter one would have led elsewhere, so the trainer refuses
+/// the checkpoint.
+fn check_end(before: &Record, plan: &Plan, tokens: Option<u64>) -> Result<()> {
+    let steps = |train: &TrainSettings| {
+        let sampler = tokens.and_then(|tokens| preflight::sampler(tokens, train).ok());
+        sampler.map(|sampler| preflight::steps(train, sampler.blocks())).or(train.steps)
+    };
+    let (Some(was), Some(now)) = (steps(&before.plan.train), steps(&plan.train)) else { return Ok(()) };
+    if now > was || !changes_length(&before.plan.train, &plan.train) {
+        return Ok(());
+    }
+    let message = format!("the job {} is a run of {was} steps: it can be made longer, and not end at step {now}", before.id);
+    Err(Failure::new(Exit::Usage, message).fix(format!("leave its length as it is, or give train.steps above {was}")))
 }
 
 /// A job that succeeded has nothing to do, unless it is made longer.
@@ -115,10 +134,6 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
     }
     if step == 0 {
         return Ok(());
-    }
-    if let Some(steps) = plan.train.steps.filter(|steps| *steps < step) {
-        let message = format!("the job {} is at step {step}: it cannot end at step {steps}", before.id);
-        return Err(Failure::new(Exit::Usage, message).fix(format!("give train.steps above {step}")));
     }
     let material = Plan {
         data: before.plan.data.clone(),

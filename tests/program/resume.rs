@@ -76,7 +76,11 @@ fn settings_that_the_checkpoint_does_not_fit_are_refused_here() {
     let set = |assignment: &str| resume(&sandbox, &id, &["--set", assignment]);
     refused(&set("train.seed=7"), 2, "train.seed (42 in the checkpoint, 7 now) cannot change in a resumed job");
     refused(&set("model.layers=3"), 2, "model.layers (was ");
-    refused(&set("train.steps=3"), 2, "is at step 5: it cannot end at step 3");
+    for steps in [3, 9] {
+        let longer =
+            format!("is a run of 10 steps: it can be made longer, and not end at step {steps}\n  fix: leave its length as it is");
+        refused(&set(&format!("train.steps={steps}")), 2, &longer);
+    }
     let two = ["--set", "compute.processes_per_node=2"];
     refused(&resume(&sandbox, &id, &two), 2, "train.leaves (1 in the checkpoint, 2 now) cannot change in a resumed job");
     let libtorchs = ["--set", "train.engine=libtorch", "--set", "train.threads=2"];
