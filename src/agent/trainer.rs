@@ -406,8 +406,13 @@ impl Log {
     fn last_of(&self, is_meant: impl Fn(&str) -> bool) -> Option<String> {
         const MOST: usize = 500;
         let text = self.tail().unwrap_or_default();
-        let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).rfind(|line| is_meant(line))?;
-        Some(line.trim_start_matches("error: ").chars().take(MOST).collect())
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let at = lines.iter().rposition(|line| is_meant(line))?;
+        let line = lines[at].trim();
+        // A list that it announces stands below it.
+        let listed = lines[at + 1..].iter().take_while(|below| line.ends_with(':') && below.starts_with("  "));
+        let words = format!("{line} {}", listed.map(|below| below.trim()).collect::<Vec<_>>().join("; "));
+        Some(words.trim().trim_start_matches("error: ").chars().take(MOST).collect())
     }
 
     fn tail(&self) -> io::Result<String> {
@@ -452,6 +457,8 @@ mod tests {
         }
         fs::write(log.path(), "one\ntwo\n").unwrap();
         assert_eq!(said(log.path(), 0).last_words(), "two");
+        fs::write(log.path(), "error: of another run:\n  train.steps: 2, now 1\n  train.seed: 3, now 4\nrestore it\n").unwrap();
+        assert_eq!(said(log.path(), 0).last_words(), "of another run: train.steps: 2, now 1; train.seed: 3, now 4");
         fs::write(log.path(), "error: of the one before\nterminated\n").unwrap();
         let [all, later] = [0, 25].map(|from| said(log.path(), from));
         assert_eq!([all.last_error(), later.last_error()], [Some("of the one before".to_owned()), None]);
