@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use ft_trainer::{
     data::prepare::PreparedSummary,
     settings::{DataConfig, DataFormat, EndOfText, OnBadRow, TextSource, TokenizerConfig, TokenizerKind, validate},
@@ -30,7 +30,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl prepare texts/*.txt --out prepared\n  ftctl prepare --job job.toml --out prepared")]
 pub struct Arguments {
     /// Files, directories or glob patterns of text to train on
-    #[arg(required_unless_present_any = ["job", "source"])]
+    #[arg(required_unless_present_any = ["job", "source"], value_parser = NonEmptyStringValueParser::new())]
     text: Vec<String>,
     /// The directory to write; must not exist
     #[arg(long, value_name = "DIR")]

@@ -206,6 +206,7 @@ fn wrong_usage_and_unknown_things() {
         (&["generate", "m", "--prompt", "x", "--top-p", "x"], 2, "invalid value 'x' for '--top-p <TOP_P>': write a number"),
         (&["status", "-w", "-o", "json"], 2, "-w prints repeatedly, and -o json is one value"),
         (&["prepare", "--out", "x"], 2, "required"),
+        (&["prepare", "", "--out", "x"], 2, "a value is required for '[TEXT]...'"),
         (&["prepare", "none.txt", "--out", "x"], 3, "none.txt does not exist; correct the path"),
         (&["prepare", "hf:a/b", "--out", "x"], 2, "`a/b` names no text of the hub: write OWNER/NAME/SPLIT"),
         (&["prepare", "*.txt", "--out", "x"], 3, "the pattern"),
