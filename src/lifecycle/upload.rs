@@ -238,9 +238,12 @@ pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Resu
 }
 
 /// Refuses text of a source of which the trainer would refuse the tokens, where they are in the cache and the source is on this
-/// machine; of another nothing is known.
+/// machine; of another nothing is known. Without cargo there is no such text.
 pub(super) fn check_source(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<Option<Known>> {
     check_tokenizer(plan, config)?;
+    if which::which(text::cargo_program()).is_err() {
+        return Err(DataError::NoCargo.into());
+    }
     if !cache.join("prepared").is_dir() {
         return Ok(None);
     }

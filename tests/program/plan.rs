@@ -188,6 +188,8 @@ fn text_of_a_source_is_estimated_by_its_limit() {
     sandbox.write("job.toml", JOB.replace(text, "source = \"cargo-dependencies\"\nlimit_bytes = 200000"));
     let numbers = sandbox.json(&["plan", "job.toml"])["numbers"].take();
     assert_eq!((&numbers["estimated_tokens"], &numbers["tokens"]), (&json!(50_000), &Value::Null));
+    let said = Sandbox::said(sandbox.command(&["plan", "job.toml"]).env("PATH", sandbox.path("")).env_remove("CARGO"));
+    assert!(said.code == Some(2) && said.stderr.contains("data: cargo is not in PATH; install Rust"), "{}", said.stderr);
 }
 
 /// Without a terminal each piece of work has one line for its end.

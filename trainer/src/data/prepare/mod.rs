@@ -183,14 +183,16 @@ impl<'a> Selection<'a> {
     ) -> Result<Self, DataError> {
         let split = (config.end_of_text == Some(EndOfText::Split)).then_some(specials);
         let reading = Reading { column: config.column.as_deref(), on_bad_row: config.on_bad_row, split };
-        // Who has said what they are is not told again.
-        let counted = config.end_of_text.is_none().then_some(specials);
+        // Who has said what they are is not told again. The text of a source is not the user's to change.
+        let is_own = config.source.is_none();
+        let counted = (is_own && config.end_of_text.is_none()).then_some(specials);
         let total = inputs.files().iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
         let mut course = Course::default();
         let mut survey = |files: &[PathBuf]| {
             survey(files, &reading, counted, remarks, &mut course, &mut |done| progress(Stage::Reading, done, Some(total)))
         };
         let (train, validation) = (survey(&inputs.train)?, survey(&inputs.validation)?);
+        remarks.carriage_returns.take_if(|_| !is_own);
         let empty = |what: &str| DataError::Empty { what: what.to_owned() };
         if train.iter().all(|document| document.bytes == 0) {
             return Err(empty("the training text"));

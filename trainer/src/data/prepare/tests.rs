@@ -552,6 +552,19 @@ fn a_dataset_without_remarks_is_what_it_was() {
 }
 
 #[test]
+fn text_of_a_source_leaves_its_user_nothing_to_do() {
+    let folder = folder(&[("a.rs", "fn a() {}\r\n// <|endoftext|>\r\n")]);
+    let file = folder.path().join("a.rs");
+    let told = |json, sources, out: &str| {
+        prepare(&config(json), sources, &folder.path().join(out), &mut |_, _, _| ()).unwrap().remarks.sentences()
+    };
+    let source = serde_json::json!({"source": "cargo-dependencies", "validation_fraction": 0});
+    assert_eq!(told(source, Some(vec![file.clone()]), "source"), [""; 0]);
+    let own = serde_json::json!({"train": [file], "validation_fraction": 0});
+    assert_eq!(told(own, None, "own").len(), 2, "line ends and a special token");
+}
+
+#[test]
 fn a_description_among_the_data_is_told() {
     let folder = folder(&[("README.md", "About"), ("a.txt", "text")]);
     std::fs::create_dir(folder.path().join("b")).unwrap();

@@ -71,20 +71,20 @@ fn is_program_text(path: &Path) -> bool {
 fn metadata(manifest: &Path, offline: &[&str]) -> Result<Metadata, DataError> {
     let host = host()?;
     let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", &host, "--manifest-path"];
-    let answer = cargo(Command::new(program()).args(arguments).arg(manifest).args(offline))?;
+    let answer = cargo(Command::new(cargo_program()).args(arguments).arg(manifest).args(offline))?;
     serde_json::from_slice(&answer).map_err(|error| DataError::Cargo { reason: error.to_string() })
 }
 
 /// The platform that cargo builds for; packages of other platforms are not on the machine.
 fn host() -> Result<String, DataError> {
-    let answer = cargo(Command::new(program()).arg("-vV"))?;
+    let answer = cargo(Command::new(cargo_program()).arg("-vV"))?;
     let text = String::from_utf8_lossy(&answer);
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).ok_or_else(|| DataError::Cargo { reason: "`cargo -vV` names no host".into() })
 }
 
 /// The cargo that started us, else the one on the path.
-fn program() -> std::ffi::OsString {
+pub fn cargo_program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 

@@ -9,7 +9,7 @@ mod rows;
 mod source;
 mod thrift;
 
-pub use cargo::{cargo_dependencies, cargo_dependencies_here};
+pub use cargo::{cargo_dependencies, cargo_dependencies_here, cargo_program};
 pub use documents::{Findings, Part, Reading, documents};
 pub use files::{about_the_data, find};
 pub(crate) use source::refuse_other_content;
