@@ -18,6 +18,7 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -229,8 +230,15 @@ impl Place<'_> {
     /// A service account's own word that it is itself, which Google's services take for a token: AIP-4111.
     async fn signed(&self, key: Map<String, Value>) -> Result<TokenAnswer> {
         let builder = service_account::Builder::new(key.into()).with_access_specifier(AccessSpecifier::from_scopes([SCOPE]));
-        let credentials = builder.build_access_token_credentials().map_err(|error| unusable(self.path, &error.to_string()))?;
-        let signed = credentials.access_token().await.map_err(|error| unusable(self.path, &error.to_string()))?;
+        // The outermost words of these errors do not say what is wrong.
+        let root = |mut error: &dyn Error| {
+            while let Some(source) = error.source() {
+                error = source;
+            }
+            unusable(self.path, &format!("its key cannot sign: {error}"))
+        };
+        let credentials = builder.build_access_token_credentials().map_err(|error| root(&error))?;
+        let signed = credentials.access_token().await.map_err(|error| root(&error))?;
         Ok(TokenAnswer { access_token: signed.token, expires_in: HOUR })
     }
 

@@ -96,7 +96,12 @@ impl Place<'_> {
             (_, Some(program), ..) => return self.told_by(program, account).await,
             (_, _, Some(file), _) => read(file)?,
             (_, _, _, Some(url)) => self.text(Method::GET, url, source.headers.iter()).await?,
-            _ => return Err(unusable(self.path, "its credential_source has neither a file nor a url, a program or a cloud")),
+            _ => {
+                return Err(unusable(
+                    self.path,
+                    "its credential_source has none of a file, a url, a program and a cloud (a certificate is not read)",
+                ));
+            }
         };
         let format = source.format.as_ref().filter(|format| format.kind == "json");
         let Some(field) = format.and_then(|format| format.subject_token_field_name.as_ref()) else {

@@ -202,6 +202,16 @@ async fn a_file_that_holds_no_sign_in_is_named() {
         (&b"{\"installed\": {\"client_id\": \"x\", \"client_secret\": \"y\"}}"[..], "it is an OAuth client"),
         (b"\xef\xbb\xbf{\"web\": {\"client_id\": \"x\"}}", "it is an OAuth client"),
         (b"{\"project_id\": \"x\"}", "missing field `type`"),
+        (
+            b"{\"type\": \"service_account\", \"client_email\": \"a@b\", \"private_key_id\": \"1\", \"project_id\": \"p\", \
+              \"private_key\": \"-----BEGIN PRIVATE KEY-----\\nxx\\n-----END PRIVATE KEY-----\\n\"}",
+            "its key cannot sign: ",
+        ),
+        (
+            b"{\"type\": \"external_account\", \"audience\": \"a\", \"subject_token_type\": \"t\", \"token_url\": \"https://b/c\", \
+              \"credential_source\": {\"certificate\": {\"use_default_certificate_config\": true}}}",
+            "a certificate is not read",
+        ),
         (&wide, "it is UTF-16 text; `iconv"),
     ] {
         let file = tempfile::NamedTempFile::new().expect("a file");
