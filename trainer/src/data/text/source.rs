@@ -36,7 +36,14 @@ pub struct Source {
 }
 
 /// Beginnings of files that hold no text as it is: where, what, its name, and what to do.
-const NO_TEXT: [(usize, &[u8], &str, &str); 26] = [
+const NO_TEXT: [(usize, &[u8], &str, &str); 35] = [
+    // A zip archive names its first file there.
+    (30, b"[Content_Types].xml", "an Office document", OFFICE),
+    (30, b"docProps/", "an Office document", OFFICE),
+    (30, b"_rels/.rels", "an Office document", OFFICE),
+    (30, b"xl/", "a workbook", OFFICE),
+    (30, b"word/", "an Office document", OFFICE),
+    (30, b"mimetypeapplication/", "an e-book or an OpenDocument file", OFFICE),
     (0, b"PK\x03\x04", "a zip archive", UNPACK),
     (0, b"PK\x05\x06", "an empty zip archive", LEAVE),
     (0, b"\xfd7zXZ\0", "packed by xz", "unpack it (xz -d)"),
@@ -57,6 +64,9 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 26] = [
     (4, b"\0\0\0\0{\"", "a file of weights (safetensors)", LEAVE),
     (0, b"\xff\xff\xff\xff", "an Arrow stream", ARROW),
     (0, b"\x93NUMPY", "an array of numpy", LEAVE),
+    (0, b"Obj\x01", "an Avro file", "write its rows as JSON Lines"),
+    (0, b"\x80\x04\x95", "a pickle of Python", "write its rows as JSON Lines"),
+    (0, b"\x80\x05\x95", "a pickle of Python", "write its rows as JSON Lines"),
     (0, b"SQLite format 3\0", "a database of SQLite", "write its rows as JSON Lines"),
     (0, b"\x89HDF\r\n", "an HDF5 file", "write its rows as JSON Lines"),
     (0, b"\x88\xd8\x34\x01", "a token file of llm.c", "say data.format = \"llm-c\""),
@@ -64,6 +74,7 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 26] = [
     (0, b"\x89PNG", "a picture", LEAVE),
     (0, b"\xff\xd8\xff", "a picture", LEAVE),
 ];
+const OFFICE: &str = "export it as plain text, a table as csv";
 const UNPACK: &str = "unpack it, and name the files that were in it";
 const LEAVE: &str = "leave it out";
 const UTF_32: &str = "convert it (iconv -f UTF-32 -t UTF-8)";

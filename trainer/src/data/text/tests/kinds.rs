@@ -137,9 +137,16 @@ fn what_holds_no_text_is_named() {
     tar[257..262].copy_from_slice(b"ustar");
     let whole = gzip(b"some text that is long enough to be cut somewhere in the middle");
     let llm_c = [20_240_520_u32, 1].map(u32::to_le_bytes).concat();
-    let cases: [(&str, &[u8], &str); 22] = [
+    let cases: [(&str, &[u8], &str); 25] = [
         ("a.zip", b"PK\x03\x04rest", "it is a zip archive; unpack it, and name the files that were in it"),
         ("a.jsonl", b"PK\x03\x04rest", "it is a zip archive"),
+        (
+            "a.xlsx",
+            b"PK\x03\x04..........................[Content_Types].xml..",
+            "it is an Office document; export it as plain text, a table",
+        ),
+        ("a.epub", b"PK\x03\x04..........................mimetypeapplication/epub+zip", "it is an e-book or an OpenDocument file"),
+        ("a.pkl", b"\x80\x04\x95\x10\0\0\0", "it is a pickle of Python; write its rows as JSON Lines"),
         ("a.tar", &tar, "it is a tar archive; unpack it (tar -x)"),
         ("a.tar.gz", &gzip(&tar), "it is a tar archive"),
         ("a.txt.xz", b"\xfd7zXZ\0rest", "it is packed by xz; unpack it (xz -d)"),
