@@ -1,12 +1,15 @@
 //! The keys of a configuration.
 
 use super::{APEX, COUPLED, DECAY, LINEAR, OPTIMIZER, PEAK, POWER, TOTAL, WARMUP, least_scale, loss_scale, stage};
-use crate::job::foreign::{
-    ACCUMULATION, Flag, MICRO_BATCH,
-    Meaning::*,
-    OTHER_OPTIMIZER, OTHER_SCHEDULE, OWN_KERNELS,
-    Setting::{self, Word as W, Yes},
-    TRACKERS,
+use crate::job::{
+    foreign::{
+        ACCUMULATION, Flag, Job, MICRO_BATCH,
+        Meaning::*,
+        OTHER_OPTIMIZER, OTHER_SCHEDULE, OWN_KERNELS,
+        Setting::{self, Word as W, Yes},
+        TRACKERS,
+    },
+    wording::suggest,
 };
 
 const MAPPED: &str = "what lies in files is mapped into memory, in the run's own directory";
@@ -166,8 +169,7 @@ pub(super) const KEYS: &[Flag] = &[
         names: &["zero_optimization.zenflow."],
         meaning: Refused("every gradient counts in its own step here, whatever its size"),
     },
-    // DeepSpeed's Adam is AdamW unless `adam_w_mode` says otherwise.
-    Flag { names: &["optimizer.type"], meaning: Choice(&[("AdamW", &[]), ("Adam", &[])]) },
+    Flag { names: &["optimizer.type"], meaning: Special(optimizer) },
     Flag { names: &["optimizer.params.adam_w_mode"], meaning: Choice(&[("true", &[]), ("false", &[(COUPLED, Yes)])]) },
     Flag {
         names: &[
@@ -338,3 +340,16 @@ pub(super) const KEYS: &[Flag] = &[
     Flag { names: &["tensor_parallel.", "expert_parallel.", "moe."], meaning: Refused(ONE_DEVICE) },
     Flag { names: &["sequence_parallel_size"], meaning: Only(&["1"], ONE_DEVICE) },
 ];
+
+/// DeepSpeed's Adam is AdamW unless `adam_w_mode` says otherwise.
+fn optimizer(_: &mut Job, name: &str) -> Result<(), String> {
+    match name.to_ascii_lowercase().as_str() {
+        "adamw" | "adam" => Ok(()),
+        "muon" => {
+            Err("`Muon` has a learning rate for each of its two parts there, and one for both here: `train.optimizer = \"muon\"` \
+                       in a job file"
+                .to_owned())
+        }
+        _ => Err(format!("`{name}` does not exist here; {}", suggest(name, &["AdamW", "Adam"], "values"))),
+    }
+}

@@ -121,7 +121,7 @@ fn those_of_transformers_other_pages() {
     assert!(translated.notes.iter().any(|note| note.starts_with("--do_train: without it the program trains nothing")));
 }
 
-const OTHER_OPTIMIZER: &str = "belongs to an optimizer that does not exist here";
+const OTHER_OPTIMIZER: &str = "belongs to an optimizer that is not translated";
 const OTHER_SCHEDULE: &str = "belongs to a schedule that does not exist here";
 const UNCORRECTED: &str = "bias_correction: the moments are always corrected";
 const FLOAT32: &str = "weights are trained and kept in float32 here";
@@ -280,7 +280,12 @@ const TUTORIALS: [(&str, &str, Played); 30] = [
         "muon, of the reference",
         r#"{"optimizer": {"type": "Muon", "params": {"lr": 0.001, "momentum": 0.9, "weight_decay": 0.0, "muon_lr": 0.001, "ns_method": "gram"}},
                 "zero_optimization": {"stage": 3, "save_muon_momentum_buffer_in_memory": true}}"#,
-        Err(&[OTHER_OPTIMIZER, OTHER_OPTIMIZER, OTHER_OPTIMIZER, "optimizer.type: `Muon` does not exist here"]),
+        Err(&[
+            OTHER_OPTIMIZER,
+            OTHER_OPTIMIZER,
+            OTHER_OPTIMIZER,
+            "optimizer.type: `Muon` has a learning rate for each of its two parts",
+        ]),
     ),
 ];
 
