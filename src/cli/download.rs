@@ -30,7 +30,7 @@ pub struct Arguments {
     #[arg(add = completion::jobs())]
     job: String,
     /// Directory for the files [default: the job's id]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", alias = "out")]
     to: Option<PathBuf>,
     /// Which checkpoint, by its step
     #[arg(long, value_name = "STEP|latest", default_value = "latest")]

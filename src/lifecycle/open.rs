@@ -232,11 +232,28 @@ pub async fn take_name(store: &dyn Store, id: &JobId) -> Result<()> {
     Ok(())
 }
 
-/// Gives the name of a job back, unless a later job has it.
+/// Takes its name from a job, unless a later job has it. The newest of the others that had it has it again.
 pub async fn release(store: &dyn Store, id: &JobId) -> Result<()> {
-    match entry(store, id.name()).await? {
-        Some((entry, _)) if entry.id == *id => Ok(store.delete(&path::name(id.name())).await?),
-        _ => Ok(()),
+    let path = path::name(id.name());
+    let Some((_, etag)) = entry(store, id.name()).await?.filter(|(entry, _)| entry.id == *id) else { return Ok(()) };
+    let mut newest = None;
+    for other in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
+        if other.name() != id.name() || other == *id {
+            continue;
+        }
+        match journal::read(store, &other).await {
+            Ok((record, _)) => newest = newest.max(Some((record.created, other))),
+            // A damaged one is found by its id.
+            Err(failure) if matches!(failure.exit, Exit::NotFound | Exit::Integrity) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    match newest {
+        None => Ok(store.delete(&path).await?),
+        Some((_, id)) => {
+            let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), id };
+            Ok(write_json(store, &path, &entry, Condition::IfMatch(etag)).await.map(drop)?)
+        }
     }
 }
 

@@ -227,6 +227,18 @@ fn a_finished_job_can_be_removed_and_no_other() {
 }
 
 #[test]
+fn the_name_of_a_removed_job_is_that_of_the_one_before_it() {
+    let sandbox = sandbox("again");
+    let [first, second] = ["A", "B"].map(|key| submit(&sandbox, key, &[]).stdout.trim().to_owned());
+    let named = || sandbox.run(&["status", "again", "-o", "name"]);
+    assert_eq!(named().stdout.trim(), second);
+    assert_eq!(sandbox.run(&["rm", "again", "-y"]).code, Some(0));
+    assert_eq!(named().stdout.trim(), first);
+    assert_eq!(sandbox.run(&["rm", "again", "-y"]).code, Some(0));
+    assert_eq!(named().code, Some(3));
+}
+
+#[test]
 fn status_and_down_take_several_jobs_and_one_that_fails_holds_up_no_other() {
     let sandbox = sandbox("several");
     sandbox.script(&json!({ "job": { "duration": "60d" } }));

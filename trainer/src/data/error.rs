@@ -60,7 +60,9 @@ pub enum DataError {
     FilesDiffer { path: PathBuf, other: String, first: PathBuf, column: String },
     #[error("{left_out} of the {rows} rows of {path} cannot be used, and `on_bad_row = \"skip\"` is for a few. The first: {first}")]
     MostRowsBad { path: PathBuf, left_out: u64, rows: u64, first: String },
-    #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]
+    #[error(
+        "column `{column}` of {path} is not text in {place}; choose a column of strings, or write the turns of a conversation as one string"
+    )]
     NotText { path: PathBuf, column: String, place: String },
     #[error(
         "the rows of {path} are a list in `{column}` of one object; take them out of it: jq -c '.[\"{column}\"][]' {path} > rows.jsonl"
