@@ -19,6 +19,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         finding::{Finding, Health},
+        model::JobModel,
         plan::{DataPlan, PLAN_SCHEMA, Plan},
         units::{Money, Span},
     },
@@ -58,10 +59,12 @@ impl Arguments {
 
     /// Prices and limits are known without a sign-in; whether there is room, only with one.
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
-        let plan = model::located(app, self.file.plan(app)?).await?;
+        let plan = self.file.plan(app)?;
+        let of_job = plan.initial_weights.clone().filter(|weights| JobModel::of_weights(weights).is_some());
+        let plan = model::located(app, plan).await?;
         let (world, no_store) = app.world_to_look(&plan)?;
         let price = world.provider.price(&plan).await?;
-        let mut planned = Planned::of(plan.priced(price)?, &world, no_store).await;
+        let mut planned = Planned { of_job, ..Planned::of(plan.priced(price)?, &world, no_store).await };
         match world.provider.answers().await {
             Ok(()) => planned.room = world.provider.room(&planned.plan).await,
             Err(error) => planned.warnings.push(format!("{}; so room, GPUs and image were not checked", error.message)),
@@ -84,6 +87,8 @@ pub struct Planned {
     room: Vec<Finding>,
     /// The initial weights as they are uploaded.
     weights: Option<Transfer>,
+    /// The job that has them, where they are named so.
+    of_job: Option<String>,
     /// The files that are fetched of the hub before.
     fetched: Option<Transfer>,
     /// The damage that an intruder on the machine could do beyond its job.
@@ -125,7 +130,7 @@ impl Planned {
         warnings.extend(has_no_patience(&plan));
         let weights = looked.plan.initial_weights.as_ref().and_then(|directory| Transfer::of(Path::new(directory)));
         let fetched = (looked.files > 0).then_some(Transfer { files: looked.files, bytes: looked.bytes });
-        Self { outlook, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
+        Self { outlook, fetched, missing, refused, warnings, room: Vec::new(), weights, of_job: None, exposure, plan }
     }
 
     /// Prints it, with its warnings on stderr. Fails as [`Exit::Usage`] for a job that cannot run yet, and as [`Exit::Capacity`]
@@ -309,7 +314,7 @@ impl Show for Planned {
             let size = self.weights.as_ref().map(|Transfer { files, bytes }| {
                 format!(" ({} in {} to upload)", format::bytes(*bytes), format::of(*files as u64, "file"))
             });
-            table.pair("starts from", format!("{weights}{}", size.unwrap_or_default()));
+            table.pair("starts from", format!("{}{}", self.of_job.as_ref().unwrap_or(weights), size.unwrap_or_default()));
         }
         if let Some(Transfer { files, bytes }) = &self.fetched {
             let what = format!("{} in {}, when the job begins", format::bytes(*bytes), format::of(*files as u64, "file"));

@@ -76,6 +76,8 @@ fn run_carries_a_job_through_its_whole_life() {
     let next = sandbox.job("next", 2);
     let text = fs::read_to_string(&next).unwrap().replace("[data]", &format!("initial_weights = \"job:{id}@20\"\n[data]"));
     fs::write(&next, text.replace("[model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 32\n", "")).unwrap();
+    let planned = sandbox.ok(&["plan", next.to_str().unwrap()]);
+    assert!(planned.contains(&format!(" job:{id}@20 (")), "{planned}");
     sandbox.ok(&["run", next.to_str().unwrap()]);
     let before = |job: &str| sandbox.json(&["bill", job])["results"]["first_perplexity"].as_f64().unwrap();
     assert!(before("next") < before("whole"), "it began with the other's weights");
