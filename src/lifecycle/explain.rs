@@ -116,8 +116,7 @@ fn waits(record: &Record, next_try: Option<Timestamp>) -> String {
 
 fn told(event: &Event, last_attempt: u32) -> Told {
     let text = match &event.kind {
-        EventKind::Entered { state: State::Finished } => "finished".to_owned(),
-        EventKind::Entered { state } => format!("entered {}", state.label(None)),
+        EventKind::Entered { state } => state.label(None).to_owned(),
         EventKind::Refused { class, message, retry_at } => {
             let next = retry_at.map(|at| format!("; next try at {at:.0}")).unwrap_or_default();
             format!("refused ({class}): {message}{next}")
