@@ -148,8 +148,7 @@ impl<'s> Gang<'s> {
             if let Some(record) = json(&exit).filter(|_| self.processes("") == stopped) {
                 return (record["reason"].as_str().unwrap().to_owned(), record["message"].as_str().unwrap().to_owned());
             }
-            let running = self.processes("").len();
-            assert!(begun.elapsed() < time, "{}: {running} processes, and {:?}", self.job, json(&exit));
+            assert!(begun.elapsed() < time, "attempt {attempt}: {:?}, {}", json(&exit), self.sight());
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -164,6 +163,22 @@ impl<'s> Gang<'s> {
                 && (variable.is_empty() || environment.lines().any(|line| line == variable))
         };
         self.sandbox.processes("").into_iter().filter(is_meant).collect()
+    }
+
+    /// Everything that can be seen of what runs, for a person who asks why it does.
+    fn sight(&self) -> String {
+        let of_process = |pid: u32| {
+            let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default().replace('\0', " ");
+            let ranks = (0..4).filter(|rank| self.processes(&format!("RANK={rank}")).contains(&pid));
+            format!("{pid} {} rank {:?} in {}: {}", self.job, ranks.collect::<Vec<_>>(), read("wchan"), read("cmdline"))
+        };
+        let output = |command: &[&str]| {
+            let output = Command::new(command[0]).args(&command[1..]).output();
+            String::from_utf8_lossy(&output.map(|output| output.stdout).unwrap_or_default()).into_owned()
+        };
+        let work = self.sandbox.path(&format!("work/{}", self.job));
+        let logs = output(&["find", work.to_str().unwrap(), "-name", "*log", "-exec", "tail", "-n", "5", "-v", "{}", ";"]);
+        self.processes("").into_iter().map(of_process).chain([logs]).collect::<Vec<_>>().join("\n")
     }
 
     fn rank(&self, rank: usize) -> u32 {

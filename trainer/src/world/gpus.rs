@@ -91,10 +91,6 @@ fn unconnected(error: impl Display) -> Failure {
     ))
 }
 
-fn lost(error: impl Display) -> Failure {
-    Failure::Lost(format!("an exchange between GPUs has failed: {error}"))
-}
-
 fn all_on_gpu(sent: &[(usize, Tensor)], arrived: &[(usize, Tensor)]) -> bool {
     sent.iter().chain(arrived).all(|(_, tensor)| tensor.device().is_cuda())
 }
@@ -111,7 +107,7 @@ impl Link for Gpus {
     /// Tensors that are kept in main memory go from there.
     fn exchange_tensors(&self, sent: &[(usize, Tensor)], arrived: &[(usize, Tensor)]) -> Result<(), Failure> {
         if all_on_gpu(sent, arrived) {
-            self.guard.during(|| self.nccl.exchange(sent, arrived)).map_err(lost)
+            self.guard.during(|| self.nccl.exchange(sent, arrived)).map_err(|error| self.lost(&error))
         } else {
             self.line.exchange_tensors(sent, arrived)
         }
@@ -119,10 +115,14 @@ impl Link for Gpus {
 
     fn sum_tensor(&self, numbers: &Tensor) -> Result<(), Failure> {
         if numbers.device().is_cuda() {
-            self.guard.during(|| self.nccl.sum(numbers)).map_err(lost)
+            self.guard.during(|| self.nccl.sum(numbers)).map_err(|error| self.lost(&error))
         } else {
             self.line.sum_tensor(numbers)
         }
+    }
+
+    fn lost(&self, error: &str) -> Failure {
+        self.line.lost(&format!("an exchange between GPUs has failed: {error}"))
     }
 
     fn failed(&self, failure: Failure) -> Failure {

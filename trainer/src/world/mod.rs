@@ -61,6 +61,11 @@ trait Link: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Tells the others that an exchange has failed, because one of them is gone: why all end.
+    fn lost(&self, error: &str) -> Failure {
+        Failure::Lost(error.to_owned())
+    }
+
     /// Tells the others that this one has failed, or has lost one of them: why it ends, which is the first cause of all.
     fn failed(&self, failure: Failure) -> Failure {
         failure

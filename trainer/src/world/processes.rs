@@ -230,11 +230,18 @@ impl Processes {
 
 impl Link for Line {
     fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure> {
-        self.gloo.exchange(sent, arrived).map_err(|error| self.processes.place.lost(&error))
+        self.gloo.exchange(sent, arrived).map_err(|error| self.lost(&error))
     }
 
     fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure> {
-        self.gloo.sum(numbers).map_err(|error| self.processes.place.lost(&error))
+        self.gloo.sum(numbers).map_err(|error| self.lost(&error))
+    }
+
+    /// The others hear of it at once, and not when this process has waited for its other threads: those may wait for another
+    /// process, which waits for its own in the same way.
+    fn lost(&self, error: &str) -> Failure {
+        let why = format!("{} has lost another process: {}", self.processes.place.name(), first_line(error));
+        Failure::Lost(self.processes.first_cause(why))
     }
 
     fn failed(&self, failure: Failure) -> Failure {
@@ -289,10 +296,6 @@ impl Place {
             })
         };
         self.listener.map_or_else(|| TcpListener::bind((host.as_str(), *port)).map_err(failed), left)
-    }
-
-    fn lost(&self, error: &str) -> Failure {
-        Failure::Lost(format!("{} has lost another process: {}", self.name(), first_line(error)))
     }
 
     fn unmet(&self, error: &str) -> String {

@@ -6,12 +6,15 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
+use std::process::{Child, Command, Output, Stdio, exit};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use ft_trainer::error::STOPPED;
 use ft_trainer::random::uniform;
+use ft_trainer::world::{Aside, World};
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Signal, getpid, kill_process};
 
 use crate::fixture::{Fixture, stderr};
 use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, grid, is_empty, wants_grid};
@@ -118,6 +121,43 @@ fn any_number_trains_to_the_bytes_of_one() {
             assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), size, &[&values[..], &[&zero]].concat()));
         }
     }
+}
+
+/// Not a test of its own: a rank of [`threads_that_wait_for_each_others_ranks_end_at_once`].
+#[test]
+#[ignore = "started by the test that starts three of them"]
+fn rank_of_two_threads() {
+    let world = World::from_environment().unwrap();
+    let [early, late] = match world.rank() {
+        0 => [Aside::Tensors, Aside::Between],
+        1 => [Aside::Between, Aside::Tensors],
+        _ => {
+            sleep(Duration::from_secs(1));
+            kill_process(getpid(), Signal::KILL).unwrap();
+            unreachable!("it was killed");
+        }
+    };
+    let outcome = thread::scope(|threads| {
+        let early = threads.spawn(|| world.aside(early).any(false));
+        sleep(Duration::from_secs(2));
+        let late = world.aside(late).any(false);
+        early.join().unwrap().and(late)
+    });
+    exit(world.part(outcome).unwrap_err().code().into());
+}
+
+/// One dies. An exchange of each of the others fails at its beginning, and the one that it has begun before waits for the other.
+#[test]
+fn threads_that_wait_for_each_others_ranks_end_at_once() {
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "processes::rank_of_two_threads"]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.envs([("RANK", rank.to_string()), ("WORLD_SIZE", "3".to_owned()), ("MASTER_PORT", port.clone())]);
+        command.env("MASTER_ADDR", "127.0.0.1").spawn().unwrap()
+    };
+    let mut ranks: Vec<Child> = (0..3).map(start).collect();
+    assert_eq!(codes(&mut ranks, Duration::from_secs(20)), [Some(STOPPED.into()), Some(STOPPED.into()), None]);
 }
 
 /// Each has a directory of its own, as on machines of their own, and the leader alone has the first weights.
