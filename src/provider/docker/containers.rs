@@ -3,10 +3,10 @@
 use std::{collections::HashMap, time::Duration};
 
 use bollard::{
-    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status, ContainerSummary},
+    models::{ContainerCreateBody, ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status, ContainerSummary},
     query_parameters::{
-        ContainerArchiveInfoOptions, KillContainerOptions, ListContainersOptions, LogsOptions, RemoveContainerOptions,
-        UploadToContainerOptions,
+        ContainerArchiveInfoOptions, CreateContainerOptions, KillContainerOptions, ListContainersOptions, LogsOptions,
+        RemoveContainerOptions, StopContainerOptions, UploadToContainerOptions,
     },
 };
 use futures_util::StreamExt as _;
@@ -17,6 +17,7 @@ use super::{
     archive::{Entry, pack},
     error::{done, failed, found},
     machine::{self, BEGUN, ENVIRONMENT},
+    ours,
 };
 use crate::{
     docker,
@@ -54,6 +55,37 @@ impl Docker {
         let body = bollard::body_full(pack(user, &entries));
         let answer = self.engine().await?.docker.upload_to_container(name, Some(options), body).await;
         answer.map_err(|error| failed(&format!("write into the container {name}"), &error))
+    }
+
+    /// Makes a node's container, unless it is there.
+    pub(super) async fn make(&self, order: &machine::Order<'_>, body: ContainerCreateBody) -> Result<()> {
+        let (name, begun) = (machine::name(order.attempt, order.node), Instant::now());
+        loop {
+            // Another client may be faster; its container has the name for a moment before it is there.
+            if let Some(found) = self.inspect(&name).await? {
+                return ours(&name, order.attempt, &found, order.mark);
+            }
+            let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
+            let made = self.engine().await?.docker.create_container(Some(options), body.clone()).await;
+            let Err(error) = made else { return Ok(()) };
+            let failed = failed(&format!("make the container {name}"), &error);
+            if failed.class != Class::Conflict || begun.elapsed() > KILL_LIMIT {
+                return Err(failed);
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Ends a node's container in the way of a cloud that takes a machine back.
+    pub(super) async fn take_away(&self, name: &str) -> Result<()> {
+        let Some(found) = self.inspect(name).await? else { return Ok(()) };
+        if status(&found) == Status::CREATED {
+            self.put(name, user_of(&found), &[Entry { path: BEGUN, bytes: Some(b"") }]).await?;
+        }
+        let seconds = i32::try_from(self.settings.notice.as_secs()).ok();
+        let options = StopContainerOptions { t: seconds, ..StopContainerOptions::default() };
+        done(&format!("stop the container {name}"), self.engine().await?.docker.stop_container(name, Some(options)).await)?;
+        self.ended(name, KILL_LIMIT).await.map(drop)
     }
 
     pub(super) async fn start(&self, name: &str) -> Result<()> {

@@ -50,10 +50,18 @@ const PROCESSES: i64 = 16_384;
 /// A user without rights and files.
 pub const NOBODY: (u32, u32) = (65_532, 65_532);
 
+/// Before the number of another node than the first.
+const OTHER: &str = "-node-";
+
 /// The name of a node's container: the first has the attempt's.
 pub fn name(attempt: &AttemptId, node: usize) -> String {
     let first = attempt.machine_name();
-    if node == 0 { first } else { format!("{first}-node-{node}") }
+    if node == 0 { first } else { format!("{first}{OTHER}{node}") }
+}
+
+/// Whether this [`name`] is that of another node than the first.
+pub fn is_of_another_node(name: &str, attempt: &AttemptId) -> bool {
+    name.strip_prefix(&attempt.machine_name()).is_some_and(|rest| rest.starts_with(OTHER))
 }
 
 /// The settings of a new container, beside its plan.

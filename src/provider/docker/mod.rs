@@ -23,10 +23,7 @@ mod tests;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use bollard::{
-    models::{ContainerCreateBody, ContainerInspectResponse, ContainerStateStatusEnum as Status},
-    query_parameters::{CreateContainerOptions, StopContainerOptions},
-};
+use bollard::models::{ContainerInspectResponse, ContainerStateStatusEnum as Status};
 use futures_util::future::try_join_all;
 use jiff::Timestamp;
 use tokio::{
@@ -37,8 +34,7 @@ use tokio::{
 use self::{
     archive::Entry,
     containers::{gone, labels, runs, status, user_of},
-    error::{done, failed},
-    machine::{BEGUN, ENVIRONMENT, ORDER},
+    machine::{ENVIRONMENT, ORDER},
 };
 use super::{
     Account, AgentEnvironment, Build, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting,
@@ -250,9 +246,8 @@ impl Provider for Docker {
         }
         for Resource { name, attempt, .. } in &containers {
             // All that is left to send is with the first node.
-            let is_another = name.starts_with(&format!("{}-node-", attempt.machine_name()));
             if let Some(found) = self.ended(name, KILL_LIMIT).await?
-                && !is_another
+                && !machine::is_of_another_node(name, attempt)
             {
                 self.drain(job, name, &found).await?;
             }
@@ -285,39 +280,6 @@ impl Provider for Docker {
             ProviderError::new(Class::Invalid, format!("there is no container {name}")).fix("`ftctl status` shows which jobs run")
         })?;
         session::open(&self.engine().await?.docker, &name, command, terminal).await
-    }
-}
-
-impl Docker {
-    /// Makes a node's container, unless it is there.
-    async fn make(&self, order: &machine::Order<'_>, body: ContainerCreateBody) -> Result<()> {
-        let (name, begun) = (machine::name(order.attempt, order.node), Instant::now());
-        loop {
-            // Another client may be faster; its container has the name for a moment before it is there.
-            if let Some(found) = self.inspect(&name).await? {
-                return ours(&name, order.attempt, &found, order.mark);
-            }
-            let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
-            let made = self.engine().await?.docker.create_container(Some(options), body.clone()).await;
-            let Err(error) = made else { return Ok(()) };
-            let failed = failed(&format!("make the container {name}"), &error);
-            if failed.class != Class::Conflict || begun.elapsed() > KILL_LIMIT {
-                return Err(failed);
-            }
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
-    /// Ends a node's container in the way of a cloud that takes a machine back.
-    async fn take_away(&self, name: &str) -> Result<()> {
-        let Some(found) = self.inspect(name).await? else { return Ok(()) };
-        if status(&found) == Status::CREATED {
-            self.put(name, user_of(&found), &[Entry { path: BEGUN, bytes: Some(b"") }]).await?;
-        }
-        let seconds = i32::try_from(self.settings.notice.as_secs()).ok();
-        let options = StopContainerOptions { t: seconds, ..StopContainerOptions::default() };
-        done(&format!("stop the container {name}"), self.engine().await?.docker.stop_container(name, Some(options)).await)?;
-        self.ended(name, KILL_LIMIT).await.map(drop)
     }
 }
 
