@@ -75,6 +75,9 @@ def peer(workspace):
     if trainer.is_world_process_zero():
         records = [record for record in trainer.state.log_history if "loss" in record]
         (workspace / "peer.json").write_text(json.dumps(records))
+    # Else a process whose interpreter ends aborts now and then, in a thread of torch's that still waits for the other.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def main():
