@@ -4,7 +4,7 @@
 //! processor's whole time for a disk of 3 GB/s. A slow disk is left to the page cache, which takes at once what the operating
 //! system brings to it later.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -21,7 +21,7 @@ const ALLOWED: Duration = Duration::from_millis(16);
 /// How much longer one block may take, or several together, before the page cache takes the rest of the file.
 const PATIENCE: Duration = Duration::from_millis(128);
 
-/// A new file, written once from its beginning to its end.
+/// A new file, or a part of one that other processes write the rest of: written once, from the beginning of the part to its end.
 pub struct NewFile {
     blocks: Blocks,
     /// Bytes of the block that are still to be written.
@@ -30,8 +30,11 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self { blocks: Blocks::of(File::create(path)?)?, filled: 0, written: 0 })
+    /// The part that begins at `start`, a multiple of a page, of a file that will have so many bytes.
+    pub fn part(path: &Path, start: u64, bytes: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        file.set_len(bytes)?;
+        Ok(Self { blocks: Blocks::of(file)?, filled: 0, written: start })
     }
 
     /// Writes what is left.
@@ -138,7 +141,7 @@ mod tests {
     fn written(bytes: &[u8], piece: usize, direct: usize) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let mut file = NewFile::create(&path).unwrap();
+        let mut file = NewFile::part(&path, 0, bytes.len() as u64).unwrap();
         for (number, piece) in bytes.chunks(piece).enumerate() {
             // As often as the machine is slow.
             file.blocks.patience = Duration::from_secs(60);
@@ -178,7 +181,7 @@ mod tests {
 
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let mut file = NewFile::create(&path).unwrap();
+        let mut file = NewFile::part(&path, 0, 0).unwrap();
         let is_direct = |blocks: &Blocks| fcntl_getfl(&blocks.file).unwrap().contains(OFlags::DIRECT);
         let can = open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).is_ok();
         assert_eq!((file.blocks.direct, is_direct(&file.blocks)), (can, can));

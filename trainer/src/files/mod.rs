@@ -2,6 +2,7 @@
 
 #[cfg(feature = "torch")]
 pub(crate) mod direct;
+pub mod ranges;
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,5 +1,6 @@
 //! A model as a checkpoint holds it: a Hugging Face directory's files.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::Value;
@@ -9,7 +10,7 @@ use super::gpt2::Gpt2;
 use super::gpt2::adapters::Adapters;
 use super::hugging_face::CONFIG_FILE;
 use super::weights::parameters::{ModelError, WEIGHTS_FILE};
-use super::weights::tensor_file;
+use super::weights::tensor_file::{self, FileError};
 use crate::files;
 use crate::settings::lora::ADAPTER_FILE;
 
@@ -33,13 +34,20 @@ impl Gpt2 {
 }
 
 impl Stored {
-    /// Writes all of its files into `directory`.
-    pub fn write(&self, directory: &Path) -> Result<(), ModelError> {
-        files::write_json(&directory.join(CONFIG_FILE), &self.config)?;
-        let path = directory.join(WEIGHTS_FILE);
+    /// Writes a part of the weights' file into `directory`: the bytes that `part` says of so many.
+    pub fn write_weights(&self, directory: &Path, part: impl FnOnce(u64) -> Range<u64>) -> Result<(), FileError> {
         let weights = self.weights.iter().map(|(name, tensor)| (name.clone(), tensor));
-        let Some(adapters) = &self.adapters else { return Ok(tensor_file::write(&path, weights)?) };
-        adapters.parameters().write_entries(&directory.join(ADAPTER_FILE))?;
-        Ok(tensor_file::write_changed(&path, weights, |name, weight| adapters.merged(name, weight))?)
+        let stored = |name: &str, weight: &Tensor| match &self.adapters {
+            Some(adapters) => adapters.merged(name, weight),
+            None => weight.shallow_clone(),
+        };
+        tensor_file::write_part(&directory.join(WEIGHTS_FILE), weights, part, stored)
+    }
+
+    /// Writes its other files, adapters among them.
+    pub fn write_description(&self, directory: &Path) -> Result<(), ModelError> {
+        files::write_json(&directory.join(CONFIG_FILE), &self.config)?;
+        let adapters = |adapters: &Adapters| adapters.parameters().write_entries(&directory.join(ADAPTER_FILE));
+        Ok(self.adapters.as_ref().map_or(Ok(()), adapters)?)
     }
 }

@@ -9,7 +9,7 @@ use crate::error::Failure;
 use crate::model::weights::tensor_file::FileError;
 use crate::offload::release;
 use crate::shares::BUCKET;
-use crate::world::World;
+use crate::world::{Wish, World, view};
 
 /// A tensor that is remembered.
 #[derive(Debug)]
@@ -40,21 +40,14 @@ impl Remembered {
         self.parts.as_ref().map_or(0..self.numbers(), |parts| parts[rank].clone())
     }
 
-    /// Whether other processes than the leader have something of it alone.
-    pub fn is_elsewhere(&self) -> bool {
-        self.part(0).len() < self.numbers()
+    /// Some of its numbers, for [`World::bring`]; none where each process has all of them.
+    pub fn wish(&self, numbers: &Range<usize>) -> Option<Wish<'_>> {
+        self.parts.as_ref().map(|parts| Wish { own: &self.own, parts, numbers: numbers.clone() })
     }
 
-    /// Brings all of it to the leader, who takes it bucket by bucket. Called by all, where it is elsewhere.
-    pub fn bring<E: From<Failure>>(&self, world: &World, mut take: impl FnMut(&Tensor) -> Result<(), E>) -> Result<(), E> {
-        for bucket in self.buckets() {
-            let numbers = world.bring(&self.own, |rank| self.part(rank), &bucket)?;
-            if world.leads() {
-                take(&Tensor::from_slice(&numbers))?;
-            }
-        }
-        release([&self.own]);
-        Ok(())
+    /// Some of its numbers, where each process has all of them.
+    pub fn some(&self, numbers: &Range<usize>) -> Tensor {
+        view(&self.own, numbers)
     }
 
     /// Takes over this process's part of what the leader has.

@@ -1,10 +1,11 @@
-//! The records of a run: its log and progress, its checkpoints and best weights, and its pace. The leader alone writes them.
+//! The records of a run: its log and progress, its checkpoints and best weights, and its pace. The leader alone writes them, but
+//! for the large files of checkpoints.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::best::Best;
-use super::checkpoint::Checkpoints;
+use super::checkpoint::saving::Saving;
 use super::checkpoint::writing::Writing;
 use crate::error::Failure;
 use crate::journal::{Journal, Record, say};
@@ -17,6 +18,7 @@ use crate::settings::{Compat, TrainConfig};
 pub(crate) struct Recorder {
     /// The leader's.
     pub files: Option<Files>,
+    pub saving: Saving,
     /// Step of the newest checkpoint, which may still be under way.
     pub saved: Option<u64>,
     pub writing: Option<Writing>,
@@ -28,26 +30,25 @@ pub(crate) struct Recorder {
 /// The files that a run keeps in its output directory while it goes on.
 pub(crate) struct Files {
     pub journal: Journal,
-    pub checkpoints: Checkpoints,
     pub best: Best,
 }
 
 impl Files {
     /// Continues the records of `checkpoint`, or begins them.
-    pub fn open(config: &TrainConfig, checkpoints: Checkpoints, checkpoint: Option<&Path>) -> Result<Self, Failure> {
+    pub fn open(config: &TrainConfig, checkpoint: Option<&Path>) -> Result<Self, Failure> {
         let mut journal = Journal::open(&config.output, checkpoint)?;
         if config.train.compat == Some(Compat::Fairseq) {
             journal = journal.in_bits();
         }
         let best = Best::open(&config.output, checkpoint)?;
-        Ok(Self { journal, checkpoints, best })
+        Ok(Self { journal, best })
     }
 }
 
 impl Recorder {
     /// `saved`: the step of the checkpoint that the run goes on from.
-    pub fn new(files: Option<Files>, saved: Option<u64>, pace: Pace) -> Self {
-        Self { files, saved, writing: None, blocked: Duration::ZERO, pace }
+    pub fn new(files: Option<Files>, saving: Saving, saved: Option<u64>, pace: Pace) -> Self {
+        Self { files, saving, saved, writing: None, blocked: Duration::ZERO, pace }
     }
 
     /// Appends to the step log.

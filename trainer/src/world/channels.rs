@@ -22,7 +22,7 @@ impl World {
         let mut ways = [(); 4].map(|()| Channels::of_threads(size));
         let world = |rank| {
             let [link, aside @ ..] = ways.each_mut().map(Iterator::next);
-            Self { rank, size, beside: size, local: rank, link, aside }
+            Self { rank, size, beside: size, local: rank, node: None, link, aside }
         };
         (0..size).map(world).collect()
     }

@@ -15,6 +15,8 @@ pub(super) struct Place {
     pub local: usize,
     /// The machine's number, where there are several.
     pub node: Option<usize>,
+    /// Whether an agent sends what is written on this machine to the store.
+    pub is_sent: bool,
     pub host: String,
     pub port: u16,
     /// Whether the others meet at this process.
@@ -41,13 +43,14 @@ impl Place {
         let beside: usize = variables.number("LOCAL_WORLD_SIZE")?.unwrap_or(size).clamp(1, size);
         let local = variables.number("LOCAL_RANK")?.unwrap_or(rank % beside);
         let node = if beside < size { variables.number("GROUP_RANK")? } else { None };
+        let is_sent = variables.text("FTCTL_RANGES").is_some();
         let host = needed(size, "MASTER_ADDR", variables.text("MASTER_ADDR"))?;
         let port = needed(size, "MASTER_PORT", variables.number("MASTER_PORT")?)?;
         // Then torchrun itself has a store there.
         let serves = rank == 0 && variables.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True");
         let listener = variables.number("FTCTL_LISTENER")?.filter(|_| serves);
         let prefix = format!("ft-trainer/{}", variables.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());
-        Ok(Some(Self { rank, size, beside, local, node, host, port, serves, listener, prefix }))
+        Ok(Some(Self { rank, size, beside, local, node, is_sent, host, port, serves, listener, prefix }))
     }
 }
 

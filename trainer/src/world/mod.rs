@@ -30,7 +30,7 @@ use crate::model::Loss;
 pub use addresses::interface;
 pub use reduction::{Gradients, Reduction};
 pub use shards::{Shards, view};
-pub use sharing::Arrival;
+pub use sharing::{Arrival, Wish};
 
 /// The way to the other processes. One kind of exchange is enough for all that they tell each other.
 trait Link: Debug + Send + Sync {
@@ -90,6 +90,8 @@ pub struct World {
     beside: usize,
     /// Its number among those.
     local: usize,
+    /// This machine's number, where an agent on each sends what is written there.
+    node: Option<usize>,
     /// Where there are others.
     link: Option<Arc<dyn Link>>,
     /// Other ways to them: see [`Aside`].
@@ -110,7 +112,7 @@ pub enum Aside {
 impl World {
     /// One process.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: [None, None, None] }
+        Self { rank: 0, size: 1, beside: 1, local: 0, node: None, link: None, aside: [None, None, None] }
     }
 
     pub fn rank(&self) -> usize {
@@ -130,6 +132,11 @@ impl World {
     /// Its number among those on this machine, from 0.
     pub fn local(&self) -> usize {
         self.local
+    }
+
+    /// This machine's number among several, where an agent on each sends what is written there.
+    pub fn node(&self) -> Option<usize> {
+        self.node
     }
 
     /// The same processes, for exchanges of another thread.

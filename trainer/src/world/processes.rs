@@ -72,6 +72,7 @@ impl World {
 
     fn meet(place: Place) -> Result<Self, Failure> {
         let (rank, size, beside, local) = (place.rank, place.size, place.beside, place.local);
+        let node = place.node.filter(|_| place.is_sent);
         let (processes, own) = Processes::enter(place)?;
         let processes = Arc::new(processes);
         // From here on each hears of the failure of another, also while it waits for a third.
@@ -79,7 +80,7 @@ impl World {
         let gloos = processes.connect(own).map_err(|failure| processes.failed(failure))?;
         let over = |gloo| -> Arc<dyn Link> { Arc::new(Line { processes: Arc::clone(&processes), gloo }) };
         let [link, aside @ ..] = gloos.map(|gloo| Some(over(gloo)));
-        Ok(Self { rank, size, beside, local, link, aside })
+        Ok(Self { rank, size, beside, local, node, link, aside })
     }
 }
 

@@ -35,6 +35,16 @@ impl Arrival {
     }
 }
 
+/// Some neighbouring numbers of a tensor that lies at several processes.
+#[derive(Debug, Clone)]
+pub struct Wish<'a> {
+    /// This process's part of it.
+    pub own: &'a Tensor,
+    /// The part of each.
+    pub parts: &'a [Range<usize>],
+    pub numbers: Range<usize>,
+}
+
 impl World {
     /// Begins to give all the share of each, by a thread of its own: some tensors after the others, as `order` says.
     pub fn give_beside(&self, shares: &Shares, order: Vec<Range<usize>>, weights: Shards) -> Arrival {
@@ -94,18 +104,20 @@ impl World {
         Ok(())
     }
 
-    /// Brings the leader some neighbouring numbers of a tensor that lies at several processes: `part` is what each has of it, and
-    /// `own` this one's. The others are answered with nothing.
-    pub fn bring(&self, own: &Tensor, part: impl Fn(usize) -> Range<usize>, numbers: &Range<usize>) -> Result<Vec<f32>, Failure> {
-        let of = |rank: usize| overlap(&part(rank), numbers);
-        let sent = plain(own, &part(self.rank), &of(self.rank));
-        let mut to_each = vec![&[][..]; self.size];
-        to_each[0] = &sent;
-        let from_each: Vec<usize> = (0..self.size).map(|rank| if self.leads() { of(rank).len() } else { 0 }).collect();
-        self.exchange(&to_each, &from_each)
+    /// Brings each process the numbers that it `wants` of a tensor of which each has a part; this one's are the answer.
+    pub fn bring<'a>(&self, wants: &[Option<Wish<'a>>]) -> Result<Vec<f32>, Failure> {
+        let of =
+            |wish: &Option<Wish<'a>>, rank: usize| wish.as_ref().map_or(0..0, |wish| overlap(&wish.parts[rank], &wish.numbers));
+        let to_each = wants.iter().map(|wish| {
+            let numbers = of(wish, self.rank);
+            wish.as_ref().map_or_else(Vec::new, |wish| plain(wish.own, &wish.parts[self.rank], &numbers))
+        });
+        let to_each: Vec<Vec<f32>> = to_each.collect();
+        let from_each: Vec<usize> = (0..self.size).map(|rank| of(&wants[self.rank], rank).len()).collect();
+        self.exchange(&to_each.iter().map(Vec::as_slice).collect::<Vec<_>>(), &from_each)
     }
 
-    /// The reverse: gives each process what it has of the leader's `whole` tensor.
+    /// Gives each process what it has of the leader's `whole` tensor.
     pub fn hand_out(
         &self,
         whole: Option<&Tensor>,

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use ft_trainer::error::STOPPED;
+use ft_trainer::files::ranges::of_node;
 use ft_trainer::random::uniform;
 use ft_trainer::world::{Aside, World};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -27,6 +29,18 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// Starts the processes of a run, each with values of its own beside those of all.
 fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: impl Fn(usize) -> Vec<String>) -> Vec<Child> {
+    start_on(fixture, output, size, values, own, |_| Vec::new())
+}
+
+/// Like [`start`], each with some more variables.
+fn start_on(
+    fixture: &Fixture,
+    output: &str,
+    size: usize,
+    values: &[&str],
+    own: impl Fn(usize) -> Vec<String>,
+    variables: impl Fn(usize) -> Vec<(&'static str, String)>,
+) -> Vec<Child> {
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let values: Vec<&str> = SHARED.iter().chain(values).copied().collect();
     let config = fixture.config(output);
@@ -34,6 +48,7 @@ fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: imp
         let own = own(rank);
         let values = values.iter().copied().chain(own.iter().map(String::as_str)).collect::<Vec<_>>();
         let mut command: Command = fixture.train(&config, &values);
+        command.envs(variables(rank));
         let (rank, size, port) = (rank.to_string(), size.to_string(), port.to_string());
         command.envs([("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port)]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -175,6 +190,36 @@ fn they_share_nothing_but_the_network() {
         let expected = trained_with(&fixture, "alone", one, &values, own);
         assert_same(&expected, &trained_with(&fixture, "apart", several, &values, own));
         assert!((1..several).all(|rank| is_empty(&fixture.path(&elsewhere(rank)))), "the leader alone writes");
+    }
+}
+
+/// Two nodes of two processes, whose agents send: those of the first leave all of a checkpoint, the others the ranges of theirs.
+#[test]
+fn another_node_leaves_the_ranges_that_its_agent_sends() {
+    const LARGE: [&str; 5] = ["model.width=512", "train.steps=2", "train.checkpoint_every=2", "train.eval_every=2", "train.zero=1"];
+    let (fixture, values) = (Fixture::new(), [&[FOUR], &LARGE[..]].concat());
+    let expected = trained(&fixture, "alone", 1, &values);
+    let own = |rank: usize| {
+        if rank < 2 { Vec::new() } else { vec![format!("output={}", fixture.path("elsewhere").display())] }
+    };
+    let node = |rank: usize| {
+        let place = [("LOCAL_WORLD_SIZE", 2), ("LOCAL_RANK", rank % 2), ("GROUP_RANK", rank / 2), ("FTCTL_RANGES", 1)];
+        place.map(|(name, value)| (name, value.to_string())).to_vec()
+    };
+    for output in outputs(start_on(&fixture, "together", 4, &values, own, node)) {
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    assert_same(&expected, &fixture.path("together"));
+    let (whole, ranges) = (fixture.path("together/checkpoints"), fixture.path("elsewhere/.ranges"));
+    let step = |directory: &Path| fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    assert_eq!(fs::read_dir(step(&ranges)).unwrap().count(), 2);
+    for name in ["model.safetensors", "optimizer.safetensors"] {
+        let [whole, ranges] = [&whole, &ranges].map(|directory| fs::read(step(directory).join(name)).unwrap());
+        let Range { start, end } = of_node(1, 2, whole.len() as u64);
+        let (start, end) = (start as usize, end as usize);
+        assert!(end - start >= 4 << 20 && ranges.len() == whole.len(), "{name}: {start}..{end} of {}", whole.len());
+        assert!(ranges[start..end] == whole[start..end], "{name}");
+        assert!(ranges[..start].iter().all(|byte| *byte == 0), "{name}: the first node's");
     }
 }
 

@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use memmap2::UncheckedAdvice;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, TensorInfo};
@@ -28,33 +29,111 @@ pub fn write_changed<'a>(
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     change: impl Fn(&str, &Tensor) -> Tensor,
 ) -> Result<(), FileError> {
-    let stored = tensors.into_iter().map(|(name, tensor)| (name, tensor.kind(), tensor.size(), tensor));
-    write_pieces(path, stored.collect(), |name, tensor, write| {
-        write(&change(name, tensor))?;
-        release([*tensor]);
-        Ok(())
-    })
+    write_part(path, tensors, |bytes| 0..bytes, change)
 }
 
-/// [`write`] of tensors of whose numbers `pieces` has some at a time, in their order.
-pub fn write_pieces<T, E: From<FileError>>(
+/// [`write_changed`] of the bytes that `part` says of a file of so many. Other processes write the rest.
+pub fn write_part<'a>(
     path: &Path,
-    mut tensors: Vec<(String, Kind, Vec<i64>, T)>,
-    mut pieces: impl FnMut(&str, &T, &mut dyn FnMut(&Tensor) -> Result<(), FileError>) -> Result<(), E>,
-) -> Result<(), E> {
-    let failed = |source| FileError::Write { path: path.to_owned(), source };
-    tensors.sort_by(|left, right| dtype(right.1).cmp(&dtype(left.1)).then_with(|| left.0.cmp(&right.0)));
-    let mut file = begin(path, &tensors).map_err(failed)?;
-    for (name, stored, _, tensor) in &tensors {
-        let write =
-            &mut |piece: &Tensor| write_tensor(&mut file, piece, kind(dtype(*stored))).map_err(|error| failed(error.into()));
-        pieces(name, tensor, write)?;
+    tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
+    part: impl FnOnce(u64) -> Range<u64>,
+    change: impl Fn(&str, &Tensor) -> Tensor,
+) -> Result<(), FileError> {
+    let stored = tensors.into_iter().map(|(name, tensor)| (name, tensor.kind(), tensor.size(), tensor));
+    let layout = Layout::of(path, stored.collect())?;
+    let part = part(layout.bytes);
+    let mut file = layout.open(path, &part)?;
+    for (placed, numbers) in layout.pieces(&part, usize::MAX) {
+        let changed = change(&placed.name, placed.tensor);
+        let is_whole = numbers.len() == changed.numel();
+        let some = || changed.reshape([-1]).narrow(0, numbers.start as i64, numbers.len() as i64);
+        file.write(&if is_whole { changed.shallow_clone() } else { some() }, placed.kind)?;
+        release([placed.tensor]);
     }
-    Ok(file.finish().map_err(|error| failed(error.into()))?)
+    file.finish()
 }
 
-/// The file with all but the numbers.
-fn begin<T>(path: &Path, tensors: &[(String, Kind, Vec<i64>, T)]) -> Result<NewFile, SafeTensorError> {
+/// The bytes that each tensor has in a file.
+pub struct Layout<T> {
+    header: Vec<u8>,
+    tensors: Vec<Placed<T>>,
+    /// Those of the whole file.
+    pub bytes: u64,
+}
+
+/// A tensor and its place.
+pub struct Placed<T> {
+    name: String,
+    pub tensor: T,
+    pub kind: Kind,
+    first: u64,
+    numbers: usize,
+}
+
+impl<T> Layout<T> {
+    /// Sorts the tensors of these names, kinds and dimensions by dtype and name.
+    pub fn of(path: &Path, mut tensors: Vec<(String, Kind, Vec<i64>, T)>) -> Result<Self, FileError> {
+        tensors.sort_by(|left, right| dtype(right.1).cmp(&dtype(left.1)).then_with(|| left.0.cmp(&right.0)));
+        let header = header(&tensors).map_err(|source| FileError::Write { path: path.to_owned(), source })?;
+        let mut bytes = header.len() as u64;
+        let place = |(name, kind, size, tensor): (String, Kind, Vec<i64>, T)| {
+            let (kind, first, numbers) = (stored_as(dtype(kind)), bytes, size.iter().product::<i64>() as usize);
+            bytes += (numbers * kind.elt_size_in_bytes()) as u64;
+            Placed { name, tensor, kind, first, numbers }
+        };
+        let tensors = tensors.into_iter().map(place).collect();
+        Ok(Self { header, tensors, bytes })
+    }
+
+    /// Begins to write a part of the file; its header, where the part has that. A part without bytes leaves no file.
+    pub fn open(&self, path: &Path, part: &Range<u64>) -> Result<PartOfFile, FileError> {
+        let header = within(0, self.header.len(), 1, part);
+        let file = (!part.is_empty()).then(|| NewFile::part(path, part.start, self.bytes)).transpose();
+        let mut file = file.map_err(|error| unwritten(path, error))?;
+        let written = file.as_mut().map_or(Ok(()), |file| file.write_all(&self.header[header]));
+        written.map_err(|error| unwritten(path, error))?;
+        Ok(PartOfFile { path: path.to_owned(), file })
+    }
+
+    /// The numbers that a part of the file has of each tensor, at most so many at a time, in their order there.
+    pub fn pieces(&self, part: &Range<u64>, most: usize) -> impl Iterator<Item = (&Placed<T>, Range<usize>)> {
+        self.tensors.iter().flat_map(move |placed| {
+            let Range { start, end } = within(placed.first, placed.numbers, placed.kind.elt_size_in_bytes(), part);
+            (start..end).step_by(most).map(move |first| (placed, first..end.min(first.saturating_add(most))))
+        })
+    }
+}
+
+/// Those of `numbers` of so many bytes each, the first of which is at `first`, that begin in a part of a file.
+fn within(first: u64, numbers: usize, width: usize, part: &Range<u64>) -> Range<usize> {
+    let border = |at: u64| (at.saturating_sub(first).div_ceil(width as u64) as usize).min(numbers);
+    border(part.start)..border(part.end)
+}
+
+/// A part of a file, on its way there.
+pub struct PartOfFile {
+    path: PathBuf,
+    file: Option<NewFile>,
+}
+
+impl PartOfFile {
+    /// The next numbers, as they are stored.
+    pub fn write(&mut self, tensor: &Tensor, kind: Kind) -> Result<(), FileError> {
+        let written = self.file.as_mut().map_or(Ok(()), |file| write_tensor(file, tensor, kind));
+        written.map_err(|error| unwritten(&self.path, error))
+    }
+
+    pub fn finish(self) -> Result<(), FileError> {
+        self.file.map_or(Ok(()), NewFile::finish).map_err(|error| unwritten(&self.path, error))
+    }
+}
+
+fn unwritten(path: &Path, error: std::io::Error) -> FileError {
+    FileError::Write { path: path.to_owned(), source: error.into() }
+}
+
+/// The file's beginning, with the length of that.
+fn header<T>(tensors: &[(String, Kind, Vec<i64>, T)]) -> Result<Vec<u8>, SafeTensorError> {
     let mut end = 0;
     let info = |(name, kind, size, _): &(String, Kind, Vec<i64>, T)| {
         let (first, dtype) = (end, dtype(*kind));
@@ -64,17 +143,17 @@ fn begin<T>(path: &Path, tensors: &[(String, Kind, Vec<i64>, T)]) -> Result<NewF
     };
     let infos = tensors.iter().map(info).collect();
     let metadata = Metadata::new(Some(HashMap::from([("format".to_owned(), "pt".to_owned())])), infos)?;
-    let mut header = serde_json::to_vec(&metadata)?;
-    header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
-    let mut file = NewFile::create(path)?;
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(&header)?;
-    Ok(file)
+    let mut text = serde_json::to_vec(&metadata)?;
+    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
+    Ok([&(text.len() as u64).to_le_bytes(), &text[..]].concat())
 }
 
 fn write_tensor(file: &mut NewFile, tensor: &Tensor, kind: Kind) -> std::io::Result<()> {
     let plain = tensor.to_device(Device::Cpu).to_kind(kind).contiguous();
     let bytes = plain.numel() * kind.elt_size_in_bytes();
+    if bytes == 0 {
+        return Ok(());
+    }
     // SAFETY: the tensor is contiguous, in main memory, and lives until the end of the function; the code that saves it does not
     // change it meanwhile.
     file.write_all(unsafe { std::slice::from_raw_parts(plain.data_ptr().cast_const().cast(), bytes) })
@@ -89,7 +168,8 @@ fn dtype(kind: Kind) -> Dtype {
     }
 }
 
-fn kind(dtype: Dtype) -> Kind {
+/// The kind of tensor that has its numbers as a file has them.
+fn stored_as(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::F64 => Kind::Double,
         Dtype::I64 => Kind::Int64,

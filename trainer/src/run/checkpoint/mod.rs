@@ -6,11 +6,12 @@
 //! which the next run removes.
 
 pub mod manifest;
-mod saving;
+pub(crate) mod saving;
+mod writers;
 pub(crate) mod writing;
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::error::Failure;
@@ -18,6 +19,8 @@ use crate::files;
 use manifest::MANIFEST;
 
 const DIRECTORY: &str = "checkpoints";
+/// Where the processes of another machine than the leader's leave what its agent sends.
+const RANGES: &str = ".ranges";
 /// Prefix of a checkpoint that is being written, or was when the process died.
 const UNFINISHED: &str = ".unfinished-";
 /// Prefix of a checkpoint whose bytes are not what was written; kept for a human, never read again.
@@ -50,6 +53,24 @@ impl Checkpoints {
             checkpoints.remove(left)?;
         }
         Ok(checkpoints)
+    }
+
+    /// Those that another process has opened.
+    fn of(output: &Path) -> Self {
+        Self { directory: output.join(DIRECTORY) }
+    }
+
+    /// Opens `output/.ranges`, creating it, without what an earlier process left there.
+    fn open_ranges(output: &Path) -> Result<Self, Failure> {
+        let ranges = Self::of_ranges(output);
+        let absent = |error: &io::Error| error.kind() == ErrorKind::NotFound;
+        let emptied = fs::remove_dir_all(&ranges.directory).or_else(|error| if absent(&error) { Ok(()) } else { Err(error) });
+        let made = emptied.and_then(|()| fs::create_dir_all(&ranges.directory));
+        made.map(|()| ranges.clone()).map_err(|error| Failure::io("create", &ranges.directory, &error))
+    }
+
+    fn of_ranges(output: &Path) -> Self {
+        Self { directory: output.join(RANGES) }
     }
 
     /// Steps of the checkpoints present, newest first. They are not verified.
@@ -88,8 +109,20 @@ impl Checkpoints {
 
     /// Makes the checkpoint of `step` from the files that `write` puts into its directory. On an error nothing of it remains.
     pub fn commit(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
-        let unfinished = self.directory.join(format!("{UNFINISHED}{}", name(step)));
-        let result = self.make(&unfinished, step, write);
+        self.leave(step, |unfinished| {
+            write(unfinished)?;
+            manifest::write(unfinished, step)?;
+            publish_files(unfinished).map_err(|error| Failure::io("write checkpoint", unfinished, &error))
+        })
+    }
+
+    /// [`Checkpoints::commit`] of files that are none without those of other machines: they need not survive this one.
+    fn leave(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+        let unfinished = self.unfinished(step);
+        let failed = |what, error| Failure::io(what, &unfinished, &error);
+        let made = fs::create_dir(&unfinished).map_err(|error| failed("create", error));
+        let written = made.and_then(|()| write(&unfinished));
+        let result = written.and_then(|()| self.publish(&unfinished, step).map_err(|error| failed("write checkpoint", error)));
         if result.is_err() {
             // Frees a full disk for the next writer. The first error is the one worth telling.
             let _ = fs::remove_dir_all(&unfinished);
@@ -97,13 +130,9 @@ impl Checkpoints {
         result
     }
 
-    fn make(&self, unfinished: &Path, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
-        fs::create_dir(unfinished).map_err(|error| Failure::io("create", unfinished, &error))?;
-        write(unfinished)?;
-        manifest::write(unfinished, step)?;
-        let failed = |error| Failure::io("write checkpoint", unfinished, &error);
-        publish_files(unfinished).map_err(failed)?;
-        self.publish(unfinished, step).map_err(failed)
+    /// Where the checkpoint of `step` is in the making.
+    fn unfinished(&self, step: u64) -> PathBuf {
+        self.directory.join(format!("{UNFINISHED}{}", name(step)))
     }
 
     fn publish(&self, unfinished: &Path, step: u64) -> io::Result<()> {
@@ -135,8 +164,11 @@ impl Checkpoints {
     fn remove(&self, name: &str) -> Result<(), Failure> {
         let path = self.directory.join(name);
         let doomed = self.directory.join(format!("{UNFINISHED}{}", name.trim_start_matches(UNFINISHED)));
-        let removed = fs::rename(&path, &doomed).and_then(|()| fs::remove_dir_all(&doomed));
-        removed.map_err(|error| Failure::io("remove", &path, &error))
+        match fs::rename(&path, &doomed).and_then(|()| fs::remove_dir_all(&doomed)) {
+            // An agent takes ranges away.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|error| Failure::io("remove", &path, &error)),
+        }
     }
 
     fn names(&self) -> Result<Vec<String>, Failure> {

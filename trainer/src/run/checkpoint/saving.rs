@@ -1,8 +1,9 @@
 //! Checkpoints of a run, written while it goes on.
 //!
-//! Weights and the optimizer's state change only in an update. Two threads copy them to files while the next step computes its
-//! gradient, and only the update waits for them; digests, and bringing it all to the disk, take no time of the training. There is
-//! no second copy in memory, but for one tensor of each where they are on a GPU, or adapters are merged.
+//! Weights and the optimizer's state change only in an update. Two threads of each process that writes copy its part of them to
+//! files while the next step computes its gradient, and only the update waits for them; digests, and bringing it all to the disk,
+//! take no time of the training. There is no second copy in memory, but for one tensor of each where they are on a GPU, or adapters
+//! are merged.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,14 +13,16 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
-use tch::Kind;
+use tch::{Kind, Tensor};
 
+use super::Checkpoints;
+use super::writers::Writers;
 use super::writing::Writing;
 use crate::error::Failure;
 use crate::journal::trace::span;
 use crate::model::Stored;
 use crate::model::weights::parameters::ModelError;
-use crate::model::weights::tensor_file;
+use crate::model::weights::tensor_file::Layout;
 use crate::offload::release;
 use crate::optimizer::Remembered;
 use crate::progress::Event;
@@ -27,13 +30,54 @@ use crate::run::best::Best;
 use crate::run::checkpoint;
 use crate::run::recorder::Files;
 use crate::run::{Run, unwritten};
+use crate::shares::BUCKET;
 use crate::state::OPTIMIZER_FILE;
 use crate::state::State;
 use crate::world::{Aside, World};
 
+/// Where the processes of a run write checkpoints.
+#[derive(Debug, Clone)]
+pub(crate) struct Saving {
+    writers: Writers,
+    /// Those of this process's set.
+    checkpoints: Checkpoints,
+}
+
+impl Saving {
+    /// Called by all, after the leader has opened the run's checkpoints.
+    pub fn open(world: &World, output: &Path) -> Result<Self, Failure> {
+        let checkpoints = Checkpoints::of(output);
+        let writers = Writers::find(world, &checkpoints.directory)?;
+        let checkpoints = match writers.set() {
+            Some(1..) if writers.leads() => Checkpoints::open_ranges(output)?,
+            Some(1..) => Checkpoints::of_ranges(output),
+            _ => checkpoints,
+        };
+        Ok(Self { writers, checkpoints })
+    }
+
+    /// Writes this process's part of a checkpoint.
+    fn write(&self, step: u64, contents: Contents, copying: &Sender<()>) -> Result<(), Failure> {
+        let write = |directory: &Path| contents.write(directory, &self.writers, copying);
+        match self.writers.set() {
+            Some(0) if self.writers.leads() => self.checkpoints.commit(step, write),
+            Some(_) if self.writers.leads() => self.checkpoints.leave(step, write),
+            _ => write(&self.checkpoints.unfinished(step)),
+        }
+    }
+
+    /// Removes all but the `keep` newest checkpoints. Of ranges, the newest is what an agent can still send.
+    fn retain(&self, keep: usize) -> Result<(), Failure> {
+        match self.writers.set() {
+            Some(set) if self.writers.leads() => self.checkpoints.retain(if set == 0 { keep } else { 1 }),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Run {
-    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient. All
-    /// have the same tensors: the leader writes them.
+    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient, by all
+    /// processes: each writes its part.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;
         self.settle()?;
@@ -41,14 +85,11 @@ impl Run {
             let step = run.state.step;
             run.state.seconds = run.recorder.pace.seconds();
             run.recorder.saved = Some(step);
-            let Some(files) = &run.recorder.files else {
-                run.recorder.writing = run.helps_to_write().then(|| run.sending(step));
-                return;
-            };
-            run.state.log_bytes = files.journal.steps_bytes();
-            let contents = run.contents(files);
-            let writing = files.checkpoints.begin(step, move |directory, copying| contents.write(directory, &copying));
-            run.recorder.writing = Some(writing);
+            if let Some(files) = &run.recorder.files {
+                run.state.log_bytes = files.journal.steps_bytes();
+            }
+            let (contents, saving) = (run.contents(), run.recorder.saving.clone());
+            run.recorder.writing = Some(Writing::begin(step, move |copying| saving.write(step, contents, &copying)));
         });
         Ok(())
     }
@@ -59,8 +100,7 @@ impl Run {
         let step = writing.step;
         self.waiting(|run| {
             writing.finish()?;
-            let keep = run.config.train.keep_checkpoints;
-            run.recorder.files.as_ref().map_or(Ok(()), |files| files.checkpoints.retain(keep))
+            run.recorder.saving.retain(run.config.train.keep_checkpoints)
         })?;
         self.recorder.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
     }
@@ -82,34 +122,21 @@ impl Run {
         done
     }
 
-    /// Whether this process has what the leader must write.
-    fn helps_to_write(&self) -> bool {
-        self.config.train.zero_among(self.world.size()) > 0
-    }
-
-    /// Sends the leader this process's share of the optimizer's state, while it writes.
-    fn sending(&self, step: u64) -> Writing {
-        let (remembered, world) = (self.optimizer.remembered(), self.world.aside(Aside::Checkpoints));
-        Writing::begin(step, move |copying| {
-            let sent =
-                remembered.iter().filter(|tensor| tensor.is_elsewhere()).try_for_each(|tensor| tensor.bring(&world, |_| Ok(())));
-            if sent.is_ok() {
-                let _ = copying.send(());
+    fn contents(&self) -> Contents {
+        let only_of_leader = |files: &Files| {
+            let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
+            Rest {
+                tokenizer: tokenizer.collect(),
+                steps: (files.journal.steps_path().to_owned(), self.state.log_bytes),
+                best: (self.state.best_step.is_some() && !self.is_over()).then(|| files.best.clone()),
+                state: self.state.clone(),
             }
-            sent
-        })
-    }
-
-    fn contents(&self, files: &Files) -> Contents {
-        let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
+        };
         Contents {
             model: self.model.stored(self.dataset.end_of_text()),
             optimizer: self.optimizer.remembered(),
             world: self.world.aside(Aside::Checkpoints),
-            tokenizer: tokenizer.collect(),
-            steps: (files.journal.steps_path().to_owned(), self.state.log_bytes),
-            best: (self.state.best_step.is_some() && !self.is_over()).then(|| files.best.clone()),
-            state: self.state.clone(),
+            rest: self.recorder.files.as_ref().map(only_of_leader),
         }
     }
 }
@@ -118,8 +145,13 @@ impl Run {
 struct Contents {
     model: Stored,
     optimizer: Vec<Remembered>,
-    /// Where the rest of it comes from.
     world: World,
+    /// The leader's.
+    rest: Option<Rest>,
+}
+
+/// All but the large files.
+struct Rest {
     tokenizer: Vec<PathBuf>,
     /// The step log and how much of it belongs to the checkpoint.
     steps: (PathBuf, u64),
@@ -129,21 +161,34 @@ struct Contents {
 }
 
 impl Contents {
-    /// A Hugging Face directory, and the state to resume from. `copying` is told when neither tensors nor the best weights are
-    /// read any more.
-    fn write(self, directory: &Path, copying: &Sender<()>) -> Result<(), Failure> {
-        if let Some(best) = &self.best {
+    /// A Hugging Face directory, and the state to resume from: this process's part, while the others write theirs. `copying` is
+    /// told when neither tensors nor the best weights are read any more.
+    fn write(self, directory: &Path, writers: &Writers, copying: &Sender<()>) -> Result<(), Failure> {
+        let (model, optimizer, world) = (self.model, self.optimizer, self.world);
+        if let Some(best) = self.rest.as_ref().and_then(|rest| rest.best.as_ref()) {
             best.keep(directory)?;
+        }
+        // The directory of each set is there.
+        world.any(false)?;
+        if self.rest.is_some() {
+            model.write_description(directory).map_err(unwritten)?;
         }
         // At once: one file alone does not keep the disk busy.
         thread::scope(|threads| {
-            let (optimizer, world) = (self.optimizer, self.world);
-            let optimizer = threads.spawn(move || write_optimizer(&directory.join(OPTIMIZER_FILE), optimizer, &world));
-            self.model.write(directory)?;
+            let optimizer = threads.spawn(|| write_optimizer(&directory.join(OPTIMIZER_FILE), optimizer, writers, &world));
+            model.write_weights(directory, |bytes| writers.part(bytes))?;
             optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
         })
         .map_err(unwritten)?;
         let _ = copying.send(());
+        // All have written their parts.
+        world.any(false)?;
+        self.rest.map_or(Ok(()), |rest| rest.write(directory))
+    }
+}
+
+impl Rest {
+    fn write(&self, directory: &Path) -> Result<(), Failure> {
         for file in &self.tokenizer {
             copy(file, directory, u64::MAX)?;
         }
@@ -152,17 +197,27 @@ impl Contents {
     }
 }
 
-/// Writes what is remembered, each tensor from where its parts are.
-fn write_optimizer(path: &Path, remembered: Vec<Remembered>, world: &World) -> Result<(), ModelError> {
+/// Writes a part of what is remembered. Where each process has a share of it, they bring each other what they write, in rounds: a
+/// bucket of numbers for each of them.
+fn write_optimizer(path: &Path, remembered: Vec<Remembered>, writers: &Writers, world: &World) -> Result<(), ModelError> {
     let tensors = remembered.into_iter().map(|tensor| (tensor.name.clone(), Kind::Float, tensor.size.clone(), tensor));
-    tensor_file::write_pieces(path, tensors.collect(), |_, tensor, write| {
-        if tensor.is_elsewhere() {
-            return tensor.bring(world, |piece| Ok(write(piece)?));
+    let layout = Layout::of(path, tensors.collect())?;
+    let parts: Vec<_> = (0..world.size()).map(|rank| writers.part_of(rank, layout.bytes)).collect();
+    let mut file = layout.open(path, &parts[world.rank()])?;
+    let mut pieces: Vec<_> = parts.iter().map(|part| layout.pieces(part, BUCKET)).collect();
+    loop {
+        let round: Vec<_> = pieces.iter_mut().map(Iterator::next).collect();
+        if round.iter().all(Option::is_none) {
+            return Ok(file.finish()?);
         }
-        write(&tensor.own)?;
-        release([&tensor.own]);
-        Ok(())
-    })
+        let wishes: Vec<_> = round.iter().map(|piece| piece.as_ref().and_then(|(placed, some)| placed.tensor.wish(some))).collect();
+        match &round[world.rank()] {
+            _ if wishes.iter().any(Option::is_some) => file.write(&Tensor::from_slice(&world.bring(&wishes)?), Kind::Float)?,
+            Some((placed, some)) => file.write(&placed.tensor.some(some), Kind::Float)?,
+            None => {}
+        }
+        release(round.iter().flatten().map(|(placed, _)| &placed.tensor.own));
+    }
 }
 
 /// The first `bytes` of a file, under its name in `directory`.

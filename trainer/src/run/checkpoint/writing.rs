@@ -1,21 +1,11 @@
 //! A checkpoint that a thread writes while training goes on.
 
-use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
-use super::{Checkpoints, name};
+use super::name;
 use crate::error::Failure;
 use crate::journal::trace::span_beside;
-
-impl Checkpoints {
-    /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` sends a word by the sender that it gets
-    /// beside the directory when it no longer reads anything that the caller may change.
-    pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
-        let checkpoints = self.clone();
-        Writing::begin(step, move |copying| checkpoints.commit(step, |directory| write(directory, copying)))
-    }
-}
 
 /// A checkpoint that a thread is writing.
 #[derive(Debug)]
@@ -67,29 +57,41 @@ impl Drop for Writing {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::Path;
 
     use super::*;
+    use crate::run::checkpoint::Checkpoints;
+
+    fn begin(
+        checkpoints: &Checkpoints,
+        step: u64,
+        write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static,
+    ) -> Writing {
+        let checkpoints = checkpoints.clone();
+        Writing::begin(step, move |copying| checkpoints.commit(step, |directory| write(directory, copying)))
+    }
 
     #[test]
     fn what_is_saved_may_change_before_it_is_on_the_disk() {
         let output = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(output.path()).unwrap();
         let (go_on, blocked) = mpsc::channel::<()>();
-        let mut writing = checkpoints.begin(1, move |directory, copying| {
+        let slow = move |directory: &Path, copying: Sender<()>| {
             fs::write(directory.join("model.safetensors"), "weights").unwrap();
             copying.send(()).unwrap();
             let _ = blocked.recv();
             Ok(())
-        });
+        };
+        let mut writing = begin(&checkpoints, 1, slow);
         assert!(writing.is_copied() && writing.is_copied());
         assert!(!writing.is_finished() && checkpoints.steps().unwrap().is_empty());
         drop(go_on);
         writing.finish().unwrap();
         assert_eq!(checkpoints.steps().unwrap(), [1]);
-        let mut failing = checkpoints.begin(2, |_, _| Err(Failure::other("disk full")));
+        let mut failing = begin(&checkpoints, 2, |_, _| Err(Failure::other("disk full")));
         assert!(!failing.is_copied());
         assert_eq!(failing.finish().unwrap_err().to_string(), "disk full");
-        drop(checkpoints.begin(3, |_, _| panic!("a defect")));
+        drop(begin(&checkpoints, 3, |_, _| panic!("a defect")));
         assert_eq!(fs::read_dir(output.path().join("checkpoints")).unwrap().count(), 2, "one checkpoint, one unfinished");
     }
 }

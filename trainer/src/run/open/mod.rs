@@ -12,6 +12,7 @@ use tch::Device;
 
 use super::Run;
 use super::checkpoint::Checkpoints;
+use super::checkpoint::saving::Saving;
 use super::recorder::{Files, Pace, Recorder};
 use crate::data::shard::{Dataset, Split};
 use crate::device;
@@ -89,11 +90,12 @@ impl Run {
         let optimizer = optimizer::open(&model, &config, &shares, &origin, state.updates())?;
         let shard = config.train.sheds_gradients(world.size()).then(|| Shards::zeros(model.trained(), &shares, world.rank()));
         let flops_per_token = shape.flops_per_token(config.train.block_size, config.train.lora.as_deref());
-        let files = checkpoints.map(|checkpoints| Files::open(&config, checkpoints, checkpoint)).transpose()?;
+        let files = world.leads().then(|| Files::open(&config, checkpoint)).transpose()?;
+        let saving = Saving::open(&world, &config.output)?;
         let (device, kind, engine) = (chosen.device, config.train.precision.kind(), config.train.engine);
         let peak = if world.leads() { device::measured_rate(device, kind, engine) } else { 0.0 };
         let pace = Pace::new(flops_per_token, peak * world.size() as f64, state.seconds);
-        let recorder = Recorder::new(files, resumes.then_some(state.step), pace);
+        let recorder = Recorder::new(files, saving, resumes.then_some(state.step), pace);
         let mut run =
             Self { world, config, dataset, sampler, model, optimizer, shares, shard, arriving: None, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
