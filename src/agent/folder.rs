@@ -66,6 +66,26 @@ impl Folder {
         self.path.join("shipping").join(checkpoint_name(step))
     }
 
+    /// The ranges of a checkpoint that this node has to send, out of the trainer's reach: those of the newest, or those that were
+    /// taken before. `None` when there is nothing.
+    pub fn take_ranges(&self) -> io::Result<Option<PathBuf>> {
+        let (ranges, taken) = (self.output().join(".ranges"), self.path.join("ranges"));
+        if let Some(newest) = steps(&ranges)?.last() {
+            remove(&taken)?;
+            match fs::rename(ranges.join(checkpoint_name(*newest)), &taken) {
+                // The trainer has removed it: there is a newer one.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                renamed => renamed?,
+            }
+        }
+        // A model may have fewer chunks than there are nodes.
+        Ok((!names(&taken)?.is_empty()).then_some(taken))
+    }
+
+    pub fn forget_ranges(&self) -> io::Result<()> {
+        remove(&self.path.join("ranges"))
+    }
+
     /// `None` while another process has it.
     pub fn identity(&self) -> io::Result<Option<Identity>> {
         fs::create_dir_all(&self.path)?;
@@ -223,6 +243,28 @@ mod tests {
         assert_eq!(fs::read_to_string(folder.shipping(10).join("inner/weights")).unwrap(), "10");
         folder.forget_shipped(10).unwrap();
         assert_eq!(folder.unshipped().unwrap(), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn the_newest_ranges_are_taken_and_kept_until_they_are_sent() {
+        let work = tempfile::tempdir().unwrap();
+        let folder = Folder::new(work.path(), 3);
+        folder.create().unwrap();
+        let leave = |step: u64, file: &str| {
+            let ranges = folder.output().join(".ranges").join(checkpoint_name(step));
+            fs::create_dir_all(&ranges).unwrap();
+            fs::write(ranges.join(file), step.to_string()).unwrap();
+        };
+        let taken = || folder.take_ranges().unwrap().map(|taken| fs::read_to_string(taken.join("weights")).unwrap());
+        assert_eq!(taken(), None);
+        leave(5, "weights");
+        leave(10, "weights");
+        fs::create_dir(folder.output().join(".ranges/.unfinished-step-0000000015")).unwrap();
+        assert_eq!([taken(), taken()], [Some("10".into()), Some("5".into())], "the trainer has not removed the older one yet");
+        assert_eq!(taken(), Some("5".into()), "nothing newer is there");
+        folder.forget_ranges().unwrap();
+        assert_eq!(taken(), None);
+        assert_eq!(folder.gather_artifacts().unwrap(), None);
     }
 
     #[test]

@@ -49,7 +49,7 @@ use self::{
     folder::{Folder, Identity},
     gpus::Gpus,
     nodes::Roll,
-    ship::{CheckpointShipper, GrowingFile, Lines, Over, local_failure, ship_artifacts, ship_lines},
+    ship::{CheckpointShipper, GrowingFile, Lines, Over, local_failure, ship_artifacts, ship_lines, ship_ranges},
     stop::StopRequest,
     tracking::Tracker,
     trainer::{End, Inputs, meaning, why},
@@ -414,6 +414,18 @@ impl<'a> Agent<'a> {
         }
     }
 
+    /// Sends what this node has of checkpoints, for as long as its agent is there.
+    async fn keep_shipping_ranges(&self) -> Infallible {
+        loop {
+            let send = async || ship_ranges(&self.store, self.order, self.seat.node(), &self.folder).await;
+            if let Err(error) = self.persist("send a part of a checkpoint", is_io, send).await {
+                self.report.warn(&format!("{error}; node 0 sends it"));
+                let _ = self.folder.forget_ranges();
+            }
+            sleep(SHIP_EVERY).await;
+        }
+    }
+
     /// Ends with the last checkpoint, or with the lease.
     async fn keep_shipping_checkpoints(&self, lease: &mut Lease, staged: u64, lines: &Lines, mut over: Over) {
         let mut shipper = self.checkpoints_of(&self.folder, staged);
@@ -428,7 +440,7 @@ impl<'a> Agent<'a> {
     }
 
     fn checkpoints_of<'f>(&'f self, folder: &'f Folder, after: u64) -> CheckpointShipper<'f> {
-        CheckpointShipper::new(&self.store, &self.order.job, folder, after, self.order.train.keep_checkpoints)
+        CheckpointShipper::new(&self.store, self.order, folder, after)
     }
 
     /// Whether the attempt may go on writing. A conflict means that another attempt has taken the job over: the trainer must end.

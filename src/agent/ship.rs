@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use ft_trainer::files::ranges::of_node;
 use tempfile::NamedTempFile;
 use tokio::sync::{Mutex, watch};
 
@@ -105,6 +106,8 @@ pub(super) struct CheckpointShipper<'a> {
     job: &'a JobId,
     folder: &'a Folder,
     keep: usize,
+    /// How many nodes send them. This one commits them.
+    nodes: usize,
     /// Checkpoints up to this step are in the store, or came from there.
     after: u64,
     /// Those up to this step are out of the trainer's reach, or were.
@@ -113,9 +116,10 @@ pub(super) struct CheckpointShipper<'a> {
 }
 
 impl<'a> CheckpointShipper<'a> {
-    /// For checkpoints newer than step `after`; `keep` of them at most are to be in the store.
-    pub fn new(store: &'a Arc<dyn Store>, job: &'a JobId, folder: &'a Folder, after: u64, keep: usize) -> Self {
-        Self { store, job, folder, keep, after, secured: after, sent: Vec::new() }
+    /// For checkpoints newer than step `after`; as many at most are to be in the store as the order says.
+    pub fn new(store: &'a Arc<dyn Store>, order: &'a RunOrder, folder: &'a Folder, after: u64) -> Self {
+        let (keep, nodes) = (order.train.keep_checkpoints, order.nodes);
+        Self { store, job: &order.job, folder, keep, nodes, after, secured: after, sent: Vec::new() }
     }
 
     /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job. The `lines` go first: a machine may
@@ -126,7 +130,8 @@ impl<'a> CheckpointShipper<'a> {
             let local = self.folder.shipping(step);
             // The task that sends them all the time says why that fails.
             let _ = ship_lines(lines, self.store.as_ref()).await;
-            checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local).await?;
+            let own = |bytes| of_node(0, self.nodes, bytes);
+            checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local, &own).await?;
             checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;
             self.folder.forget_shipped(step).map_err(failed)?;
             self.sent.push(step);
@@ -145,6 +150,14 @@ impl<'a> CheckpointShipper<'a> {
         others.into_iter().try_for_each(|step| self.folder.forget_shipped(step))?;
         Ok(kept.last().copied())
     }
+}
+
+/// Sends this node's ranges of the newest checkpoint, if there are any. Its first node sends what does not come.
+pub(super) async fn ship_ranges(store: &Arc<dyn Store>, order: &RunOrder, node: usize, folder: &Folder) -> Result<()> {
+    let failed = |source: io::Error| local_failure(folder, source);
+    let Some(taken) = folder.take_ranges().map_err(failed)? else { return Ok(()) };
+    checkpoint::send_share(store, &order.job, &taken, &|bytes| of_node(node, order.nodes, bytes)).await?;
+    folder.forget_ranges().map_err(failed)
 }
 
 /// Sends what the trainer left beside its checkpoints, once it is over.
@@ -172,9 +185,11 @@ mod tests {
     #[test]
     fn the_newest_checkpoint_goes_first_and_none_that_nobody_keeps() {
         let (work, store) = (tempfile::tempdir().unwrap(), Arc::new(MemoryStore::new()) as Arc<dyn Store>);
-        let (folder, job) = (Folder::new(work.path(), 1), JobId::derive("test", "1"));
+        let folder = Folder::new(work.path(), 1);
+        let mut order: RunOrder = serde_json::from_str(include_str!("../job/fixtures/order.json")).unwrap();
+        order.train.keep_checkpoints = 3;
         let make = |steps: &[u64]| steps.iter().for_each(|step| fs::create_dir_all(folder.checkpoint(*step)).unwrap());
-        let mut shipper = CheckpointShipper::new(&store, &job, &folder, 10, 3);
+        let mut shipper = CheckpointShipper::new(&store, &order, &folder, 10);
         let mut send = |made: &[u64]| {
             make(made);
             let step = shipper.next().unwrap();

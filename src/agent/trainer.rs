@@ -189,6 +189,8 @@ fn variables(order: &RunOrder, rank: usize, meeting: &Meeting) -> Vec<(&'static 
         ("MASTER_PORT", meeting.at.port().to_string()),
         ("TORCHELASTIC_RESTART_COUNT", format!("{}.{}", order.attempt, meeting.generation)),
     ];
+    // Then each agent sends a part of what its ranks write.
+    variables.extend((order.nodes > 1).then(|| ("FTCTL_RANGES", "1".to_owned())));
     variables.extend(order.deadline.map(|deadline| ("FTCTL_DEADLINE", deadline.to_string())));
     variables
 }

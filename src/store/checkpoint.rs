@@ -6,13 +6,16 @@ use std::{collections::HashSet, path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Condition, FileEntry, Result, Store, StoreError, artifacts, check_format, content, fetch, find_json, lease::Lease, read_json,
-    write_json,
+    Condition, FileEntry, Result, Store, StoreError, artifacts, check_format,
+    content::{self, Share},
+    fetch, find_json,
+    lease::Lease,
+    read_json, write_json,
 };
 use crate::job::{
     digest::Digest,
     id::{JobId, attempt_number, path},
-    report::{Report, Silent},
+    report::Report,
 };
 
 pub const CHECKPOINT_SCHEMA: &str = "ftctl.checkpoint/2";
@@ -47,8 +50,14 @@ fn manifest_path(job: &JobId, step: u64) -> String {
     format!("{}/manifest.json", path::checkpoint(job, step))
 }
 
-/// Makes the directory `local` the checkpoint of `step`. The lease is renewed between the contents and the manifest: an attempt
-/// that has been replaced fails there with [`StoreError::Conflict`] and commits nothing. Committing the same files again is fine.
+/// Sends what a node that does not commit has of a checkpoint: its share of the files in `local`.
+pub async fn send_share(store: &Arc<dyn Store>, job: &JobId, local: &Path, own: Share<'_>) -> Result<()> {
+    content::send_share(store, &path::job_contents(job), local, own).await
+}
+
+/// Makes the directory `local` the checkpoint of `step`. Others may send all but its `own` bytes of each file. The lease is renewed
+/// between the contents and the manifest: an attempt that has been replaced fails there with [`StoreError::Conflict`] and commits
+/// nothing. Committing the same files again is fine.
 pub async fn commit(
     store: &Arc<dyn Store>,
     job: &JobId,
@@ -56,8 +65,9 @@ pub async fn commit(
     attempt: u32,
     step: u64,
     local: &Path,
+    own: Share<'_>,
 ) -> Result<CheckpointManifest> {
-    let sent = content::send(store, &path::job_contents(job), local.into(), false, &Silent).await?;
+    let sent = content::send_with_others(store, &path::job_contents(job), local, own).await?;
     let name = manifest_path(job, step);
     let present: Option<(CheckpointManifest, _)> = find_json(store.as_ref(), &name).await?;
     if let Some((found, _)) = &present
@@ -209,6 +219,7 @@ mod tests {
     use std::{fs, time::Duration};
 
     use super::*;
+    use crate::job::report::Silent;
     use crate::store::{
         faulty::FaultyStore,
         lease::{Acquired, Holder},
@@ -248,7 +259,7 @@ mod tests {
         }
 
         async fn commit(&self, lease: &mut Lease, step: u64, files: &[(&str, &str)]) -> Result<CheckpointManifest> {
-            commit(&self.store, &self.job, lease, 1, step, &self.local(files)).await
+            commit(&self.store, &self.job, lease, 1, step, &self.local(files), &|bytes| 0..bytes).await
         }
     }
 
@@ -266,6 +277,36 @@ mod tests {
         assert_eq!(written, [weights, path::attempt_lease(&bench.job), manifest_path(&bench.job, 20)]);
         assert_eq!(bench.commit(&mut lease, 20, &files).await.unwrap(), manifest);
         assert_eq!(bench.counting.take_written(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn nodes_send_their_shares_and_the_one_that_commits_what_does_not_come() {
+        const CHUNK: usize = content::CHUNK as usize;
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        let bytes: Vec<u8> = (0..3 * CHUNK + 5).map(|at| (at / CHUNK) as u8).collect();
+        let digests: Vec<Digest> = bytes.chunks(CHUNK).map(Digest::of).collect();
+        let local = bench.local(&[("config.json", "{}")]);
+        fs::write(local.join("weights"), &bytes).unwrap();
+        let contents = path::job_contents(&bench.job);
+        let sent = || {
+            let written = bench.counting.take_written();
+            digests.iter().map(|digest| written.contains(&path::content(&contents, digest))).collect::<Vec<_>>()
+        };
+        let half = |half: u64| move |bytes: u64| (bytes * half / 2).next_multiple_of(CHUNK as u64)..bytes * (half + 1) / 2;
+        // Another node has its ranges of the file, and nothing else.
+        let ranges = bench.directory.path().join("ranges");
+        fs::create_dir(&ranges).unwrap();
+        fs::write(ranges.join("weights"), [&vec![0; 2 * CHUNK], &bytes[2 * CHUNK..]].concat()).unwrap();
+        send_share(&bench.store, &bench.job, &ranges, &half(1)).await.unwrap();
+        assert_eq!(sent(), [false, false, true, true]);
+        bench.store.delete(&path::content(&contents, &digests[2])).await.unwrap();
+        let manifest = commit(&bench.store, &bench.job, &mut lease, 1, 10, &local, &half(0)).await.unwrap();
+        assert_eq!(sent(), [true, true, true, false], "the last one came from the other node");
+        assert_eq!(manifest.files[1].chunks, digests);
+        let to = bench.directory.path().join("to");
+        fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap();
+        assert!(fs::read(to.join("weights")).unwrap() == bytes);
     }
 
     #[tokio::test]

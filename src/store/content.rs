@@ -9,6 +9,7 @@ use std::{
     fs::{self, File, Metadata},
     future::Future,
     io,
+    ops::Range,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     slice,
@@ -31,7 +32,7 @@ use super::{Condition, Result, Store, StoreError, get_json, names};
 use crate::job::{
     digest::Digest,
     id::path,
-    report::{Report, Unit},
+    report::{Report, Silent, Unit},
 };
 
 /// Bytes of a chunk; the last one of a file is shorter. A part of the format: another size needs another schema.
@@ -151,6 +152,9 @@ impl Source<'_> {
     }
 }
 
+/// The bytes of a file of so many that one of several senders has: whole chunks.
+pub(super) type Share<'a> = &'a (dyn Fn(u64) -> Range<u64> + Sync);
+
 /// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to
 /// it; a symbolic link to a file counts as that file; anything that is neither file nor folder is refused, and so is a tree without
 /// files. A file that changes meanwhile is an error; no manifest names the chunks that were sent of it.
@@ -161,44 +165,67 @@ pub(super) async fn send(
     dry: bool,
     report: &dyn Report,
 ) -> Result<Sent> {
-    let files = LocalFile::find(source)?;
-    let total = files.iter().map(|file| file.stamp.size).sum();
-    let chunks: Vec<(usize, u64)> =
-        files.iter().enumerate().flat_map(|(index, file)| file.chunks().map(move |at| (index, at))).collect();
-    let pass = Arc::new(Pass {
-        store: Arc::clone(store),
-        contents: contents.to_owned(),
-        dry,
-        present: present(store, contents).await?,
-        seen: Mutex::default(),
-        memory: Semaphore::new(MEMORY_KIB),
-        buffers: Arc::default(),
-        done: AtomicU64::default(),
-    });
-    let files = Arc::new(files);
-    let passing = concurrently(store.jobs(), chunks.clone(), |(index, at)| {
-        let (pass, files) = (Arc::clone(&pass), Arc::clone(&files));
-        async move { pass.chunk(&files, index, at).await }
-    });
-    let what = if dry { "Hashing files" } else { "Hashing and sending files" };
-    let passed = watched(passing, &pass.done, |done| report.progress(what, done.min(total), Some(total), Unit::Bytes)).await?;
-    let mut sent = Sent::default();
-    let mut passed = chunks.into_iter().zip(passed).peekable();
-    for (index, file) in files.iter().enumerate() {
-        let (mut digests, mut missing) = (Vec::new(), 0);
-        while let Some(((_, at), (digest, was))) = passed.next_if(|((of, _), _)| *of == index) {
-            match was {
-                Was::Missing => missing += 1,
-                Was::Present => drop(sent.relied.insert(digest.into())),
-                Was::Seen => {}
-            }
-            sent.new_bytes += if was == Was::Missing { file.length(at) } else { 0 };
-            digests.push(digest);
-        }
-        sent.new_files += u64::from(missing > 0);
-        sent.files.push(FileEntry::new(file.name.clone(), file.stamp.size, digests));
+    let files = Arc::new(LocalFile::find(source)?);
+    let pass = Arc::new(Pass::new(store, contents, dry).await?);
+    let passed = pass.over(&files, chunks(&files).collect(), report).await?;
+    Ok(Sent::of(&files, passed))
+}
+
+/// [`send`] of files of which others send parts meanwhile: first its own share, and then, from the end, what is not there yet of
+/// the rest. All of it is there then, whatever became of the others, and little was sent twice.
+pub(super) async fn send_with_others(store: &Arc<dyn Store>, contents: &str, directory: &Path, own: Share<'_>) -> Result<Sent> {
+    let files = Arc::new(LocalFile::find(directory.into())?);
+    let (own, mut rest): (Vec<_>, Vec<_>) = chunks(&files).partition(|chunk| is_in(own, &files, *chunk));
+    rest.reverse();
+    let pass = Arc::new(Pass::new(store, contents, false).await?);
+    let mut passed = pass.over(&files, own, &Silent).await?;
+    if !rest.is_empty() {
+        passed.extend(Arc::new(pass.after_others().await?).over(&files, rest, &Silent).await?);
+        passed.sort_unstable_by_key(|(chunk, _)| *chunk);
     }
-    Ok(sent)
+    Ok(Sent::of(&files, passed))
+}
+
+/// Sends one's share of the files of a directory that [`send_with_others`] sends the rest of.
+pub(super) async fn send_share(store: &Arc<dyn Store>, contents: &str, directory: &Path, own: Share<'_>) -> Result<()> {
+    let files = Arc::new(LocalFile::find(directory.into())?);
+    let own = chunks(&files).filter(|chunk| is_in(own, &files, *chunk)).collect();
+    Arc::new(Pass::new(store, contents, false).await?).over(&files, own, &Silent).await.map(drop)
+}
+
+/// A chunk of a tree: the number of its file, and where it begins there.
+type Chunk = (usize, u64);
+
+fn chunks(files: &[LocalFile]) -> impl Iterator<Item = Chunk> {
+    files.iter().enumerate().flat_map(|(index, file)| file.chunks().map(move |at| (index, at)))
+}
+
+fn is_in(share: Share<'_>, files: &[LocalFile], (index, at): Chunk) -> bool {
+    // An empty file has a chunk without bytes.
+    share(files[index].stamp.size.max(1)).contains(&at)
+}
+
+impl Sent {
+    /// From all chunks of the files, in their order.
+    fn of(files: &[LocalFile], passed: Vec<(Chunk, ([u8; 32], Was))>) -> Self {
+        let mut sent = Self::default();
+        let mut passed = passed.into_iter().peekable();
+        for (index, file) in files.iter().enumerate() {
+            let (mut digests, mut missing) = (Vec::new(), 0);
+            while let Some(((_, at), (digest, was))) = passed.next_if(|((of, _), _)| *of == index) {
+                match was {
+                    Was::Missing => missing += 1,
+                    Was::Present => drop(sent.relied.insert(digest.into())),
+                    Was::Seen => {}
+                }
+                sent.new_bytes += if was == Was::Missing { file.length(at) } else { 0 };
+                digests.push(digest);
+            }
+            sent.new_files += u64::from(missing > 0);
+            sent.files.push(FileEntry::new(file.name.clone(), file.stamp.size, digests));
+        }
+        sent
+    }
 }
 
 /// Whether the store has lost one of the contents with these digests.
@@ -237,6 +264,8 @@ struct Pass {
     contents: String,
     dry: bool,
     present: Option<HashSet<String>>,
+    /// Whether others send the same files.
+    has_others: bool,
     seen: Mutex<HashSet<[u8; 32]>>,
     memory: Semaphore,
     buffers: Arc<Buffers>,
@@ -280,6 +309,43 @@ impl Buffers {
 }
 
 impl Pass {
+    async fn new(store: &Arc<dyn Store>, contents: &str, dry: bool) -> Result<Self> {
+        Ok(Self {
+            store: Arc::clone(store),
+            contents: contents.to_owned(),
+            dry,
+            present: present(store, contents).await?,
+            has_others: false,
+            seen: Mutex::default(),
+            memory: Semaphore::new(MEMORY_KIB),
+            buffers: Arc::default(),
+            done: AtomicU64::default(),
+        })
+    }
+
+    /// Another way through the same tree, of which others have sent something since.
+    async fn after_others(&self) -> Result<Self> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(Self { has_others: true, seen: Mutex::new(seen), ..Self::new(&self.store, &self.contents, self.dry).await? })
+    }
+
+    /// Some chunks in this order, each with its digest and where it was.
+    async fn over(
+        self: &Arc<Self>,
+        files: &Arc<Vec<LocalFile>>,
+        chunks: Vec<Chunk>,
+        report: &dyn Report,
+    ) -> Result<Vec<(Chunk, ([u8; 32], Was))>> {
+        let total = chunks.iter().map(|(index, at)| files[*index].length(*at)).sum();
+        let passing = concurrently(self.store.jobs(), chunks.clone(), |(index, at)| {
+            let (pass, files) = (Arc::clone(self), Arc::clone(files));
+            async move { pass.chunk(&files, index, at).await }
+        });
+        let what = if self.dry { "Hashing files" } else { "Hashing and sending files" };
+        let tell = |done: u64| report.progress(what, done.min(total), Some(total), Unit::Bytes);
+        Ok(chunks.into_iter().zip(watched(passing, &self.done, tell).await?).collect())
+    }
+
     async fn chunk(&self, files: &Arc<Vec<LocalFile>>, index: usize, at: u64) -> Result<([u8; 32], Was)> {
         let length = files[index].length(at);
         let _room = self.memory.acquire_many((length >> 10).max(1) as u32).await;
@@ -301,8 +367,9 @@ impl Pass {
         }
         let name = path::content(&self.contents, &digest.into());
         let present = match &self.present {
-            Some(present) => present.contains(&name),
-            None => self.store.head(&name).await?.is_some(),
+            Some(present) if present.contains(&name) => true,
+            Some(_) if !self.has_others => false,
+            _ => self.store.head(&name).await?.is_some(),
         };
         if present {
             return Ok(Was::Present);

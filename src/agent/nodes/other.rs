@@ -41,7 +41,8 @@ impl Agent<'_> {
         }
         let (word, over) = (watch::Sender::new(Word::default()), watch::Sender::new(false));
         // The attempt's time is for node 0 to keep: an agent that began earlier would end it as a preemption.
-        let guards = async { tokio::join!(self.be_present(&word), self.preemption(notice), self.heed()) };
+        let guards =
+            async { tokio::join!(self.be_present(&word), self.preemption(notice), self.heed(), self.keep_shipping_ranges()) };
         let lines = self.lines();
         let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(&lines, over.subscribe())) };
         let record = tokio::select! {

@@ -81,6 +81,36 @@ until [ "$RANK" != 0 ] || [ -e "$here/looked" ]; do sleep 0.02; done"#;
     assert!(ports.iter().all(|port| *port == ports[0]), "{ports:?}");
 }
 
+/// The first rank makes its checkpoint when the other node's range of it is in the store.
+#[tokio::test]
+async fn each_agent_sends_what_its_ranks_have_of_a_checkpoint() {
+    const MIB: usize = 1 << 20;
+    let bytes: Vec<u8> = (0..9 * MIB).map(|at| (at / MIB) as u8).collect();
+    let last = path::content(&path::job_contents(&JobId::derive("test", "1")), &Digest::of(&bytes[8 * MIB..]));
+    let script = format!(
+        r#"here="$(dirname "$PWD")/.."; ranges=output/.ranges/step-0000000005; [ "$FTCTL_RANGES" = 1 ]
+if [ $RANK = 2 ]; then
+    mkdir -p $ranges.partial; truncate -s 9M $ranges.partial/weights
+    dd if="$here/weights" of=$ranges.partial/weights bs=1M skip=8 seek=8 conv=notrunc status=none
+    mv $ranges.partial $ranges
+fi
+meet
+if [ $RANK = 0 ]; then
+    until [ -e "$here/store/{last}" ]; do sleep 0.02; done
+    mkdir -p output/checkpoints/.making; cp "$here/weights" output/checkpoints/.making
+    mv output/checkpoints/.making output/checkpoints/step-0000000005
+fi
+exit 0"#
+    );
+    let bench = gang(&script).await;
+    fs::write(bench.path("weights"), &bytes).unwrap();
+    let record = tokio::time::timeout(GATHERED, bench.run_gang()).await.expect("the other node's range comes");
+    assert_eq!(record.reason, ExitReason::Succeeded, "{}", record.message);
+    let to = bench.path("to");
+    checkpoint::fetch(&bench.store, &bench.order.job, 5, &to, &Silent).await.unwrap();
+    assert!(fs::read(to.join("weights")).unwrap() == bytes);
+}
+
 #[tokio::test]
 async fn the_rank_that_failed_is_named_with_its_node() {
     let bench = gang("[ $RANK = 3 ] && { echo error: no room; exit 1; }; sleep 0.1; exit 75").await;
