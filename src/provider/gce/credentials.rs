@@ -19,7 +19,8 @@ mod tests;
 use std::{
     collections::BTreeMap,
     error::Error,
-    fs,
+    fs::{self, File},
+    io::Read as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -44,7 +45,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const HOUR: u64 = 3_600;
 /// No token is kept longer, whatever its service says of it, seconds.
 const LONGEST_LIFE: u64 = 24 * HOUR;
-/// A token has some kilobytes, and an identity of a company's user is not much larger.
+/// A token has some kilobytes, and an identity of a company's user or a file of credentials is not much larger.
 const LARGEST: usize = 256 << 10;
 /// Hosts where a machine of a cloud asks for its own identity. Nothing leaves that host, so http will do, as long as no proxy is
 /// between them.
@@ -145,7 +146,7 @@ impl Credentials {
     /// The project that a key file belongs to.
     pub fn project(&self) -> Option<String> {
         let Source::File(path) = &self.source else { return None };
-        let text: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let text: Value = serde_json::from_str(&text(path).ok()?).ok()?;
         text["project_id"].as_str().or(text["quota_project_id"].as_str()).map(str::to_owned)
     }
 
@@ -324,8 +325,17 @@ fn unreachable(error: reqwest::Error) -> ProviderError {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let content = fs::read(path).map_err(|error| unusable(path, &error.to_string()))?;
-    files::text(content).map_err(|reason| unusable(path, reason))
+    text(path).map_err(|why| unusable(path, &why))
+}
+
+/// The text of a file, which may have [`LARGEST`] bytes.
+fn text(path: &Path) -> Result<String, String> {
+    let mut content = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST as u64 + 1).read_to_end(&mut content));
+    if read.map_err(|error| error.to_string())? > LARGEST {
+        return Err(format!("it has more than {LARGEST} bytes"));
+    }
+    files::text(content).map_err(str::to_owned)
 }
 
 /// Whether a file is what Google's console gives for a program, and not for a user or a service.

@@ -198,6 +198,7 @@ async fn a_login_is_renewed_and_a_refusal_is_told_without_secrets() {
 #[tokio::test]
 async fn a_file_that_holds_no_sign_in_is_named() {
     let wide: Vec<u8> = "{}".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let large = vec![b' '; LARGEST + 1];
     for (content, expected) in [
         (&b"{\"installed\": {\"client_id\": \"x\", \"client_secret\": \"y\"}}"[..], "it is an OAuth client"),
         (b"\xef\xbb\xbf{\"web\": {\"client_id\": \"x\"}}", "it is an OAuth client"),
@@ -213,6 +214,7 @@ async fn a_file_that_holds_no_sign_in_is_named() {
             "a certificate is not read",
         ),
         (&wide, "it is UTF-16 text; `iconv"),
+        (&large, "it has more than 262144 bytes"),
     ] {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::write(file.path(), content).expect("written");
