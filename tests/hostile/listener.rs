@@ -73,7 +73,7 @@ impl Listener {
         })
     }
 
-    fn serve(serve: impl Fn(TcpStream, &Mutex<Vec<String>>) -> io::Result<()> + Send + Sync + 'static) -> Self {
+    pub fn serve(serve: impl Fn(TcpStream, &Mutex<Vec<String>>) -> io::Result<()> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let heard = Arc::<Mutex<Vec<String>>>::default();

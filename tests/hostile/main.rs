@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod certificate;
 #[path = "../common/mod.rs"]
 mod common;
 mod containers;

@@ -12,6 +12,7 @@
 //! goes through the proxy of the environment, so the other kinds ask here, by [`transit`]; a test holds them against that library.
 
 mod aws;
+mod certificate;
 mod external;
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,7 @@ use std::{
     collections::BTreeMap,
     error::Error,
     fs::{self, File},
-    io::Read as _,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -28,7 +29,8 @@ use std::{
 use ft_trainer::files;
 use google_cloud_auth::credentials::service_account::{self, AccessSpecifier};
 use jiff::Timestamp;
-use reqwest::{Method, RequestBuilder, Url};
+use reqwest::{Identity, Method, RequestBuilder, Url};
+use rustls::AlertDescription;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::Mutex;
@@ -50,6 +52,20 @@ const LARGEST: usize = 256 << 10;
 /// Hosts where a machine of a cloud asks for its own identity. Nothing leaves that host, so http will do, as long as no proxy is
 /// between them.
 const METADATA: [&str; 3] = ["metadata.google.internal", "169.254.169.254", "[fd00:ec2::254]"];
+
+/// Ends of TLS for the certificate of who asks, or for want of one.
+const REFUSALS: [AlertDescription; 9] = [
+    AlertDescription::AccessDenied,
+    AlertDescription::BadCertificate,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateRequired,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateUnknown,
+    // A signature is wrong: that of another authority with the same name.
+    AlertDescription::DecryptError,
+    AlertDescription::UnknownCA,
+    AlertDescription::UnsupportedCertificate,
+];
 
 /// An environment variable; empty ones count as absent.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -120,8 +136,8 @@ impl Credentials {
     /// Finds the source; nothing is asked of anybody.
     pub fn find(variables: Variables<'_>) -> Result<Self> {
         let file = |name: &str| variables(name).map(PathBuf::from);
-        let gcloud = file("CLOUDSDK_CONFIG").or_else(|| Some(file("HOME")?.join(".config/gcloud")));
-        let login = gcloud.map(|folder| folder.join("application_default_credentials.json")).filter(|path| path.is_file());
+        let login =
+            gcloud(variables).map(|folder| folder.join("application_default_credentials.json")).filter(|path| path.is_file());
         let source = if let Some(token) = variables("CLOUDSDK_AUTH_ACCESS_TOKEN") {
             Source::Token(token)
         } else if let Some(path) = file("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE") {
@@ -185,10 +201,16 @@ impl Credentials {
                 let client = "it is an OAuth client, which a program needs to ask a user, and has no sign-in itself";
                 let why = |error: serde_json::Error| if is_client(&text) { client.to_owned() } else { error.to_string() };
                 let file = serde_json::from_str(&text).map_err(|error| unusable(path, &why(error)))?;
-                Place { path, variables: &self.variables }.token(file).await
+                Place { path, variables: &self.variables, identity: None }.token(file).await
             }
         }
     }
+}
+
+/// The directory of gcloud's files.
+fn gcloud(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let file = |name| variable(name).map(PathBuf::from);
+    file("CLOUDSDK_CONFIG").or_else(|| Some(file("HOME")?.join(".config/gcloud")))
 }
 
 /// Google's machines say so in their firmware.
@@ -200,6 +222,8 @@ fn on_google() -> bool {
 struct Place<'p> {
     path: &'p Path,
     variables: &'p BTreeMap<&'static str, String>,
+    /// The certificate that servers are shown.
+    identity: Option<Identity>,
 }
 
 impl Place<'_> {
@@ -271,6 +295,7 @@ impl Place<'_> {
             let why = format!("it names {host} without https, where anybody on the way could read secrets");
             return Err(unusable(self.path, &why));
         };
+        let builder = self.identity.iter().fold(builder, |builder, identity| builder.identity(identity.clone()));
         Ok(builder.build().map_err(unreachable)?.request(method, url))
     }
 }
@@ -321,7 +346,25 @@ async fn answer(request: RequestBuilder) -> Result<Answer> {
 }
 
 fn unreachable(error: reqwest::Error) -> ProviderError {
+    if let Some(alert) = refused_certificate(&error) {
+        let message = format!("Google's sign-in takes no connection with the certificate of this machine, or without one: {alert}");
+        return ProviderError::new(Class::Denied, message)
+            .fix("use a certificate that is valid today, and whose authority the provider of the identity pool trusts");
+    }
     ProviderError::new(Class::Network, format!("cannot reach Google's sign-in: {}", error.without_url()))
+}
+
+/// The server's word that ended TLS, if it is about the certificate of who asks.
+fn refused_certificate<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e rustls::Error> {
+    if let Some(found) = error.downcast_ref() {
+        return matches!(found, rustls::Error::AlertReceived(alert) if REFUSALS.contains(alert)).then_some(found);
+    }
+    // An error of input or output does not count what it was made of as its source.
+    let inner = match error.downcast_ref::<io::Error>() {
+        Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+        None => error.source(),
+    };
+    refused_certificate(inner?)
 }
 
 fn read(path: &Path) -> Result<String> {

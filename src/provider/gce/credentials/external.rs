@@ -13,13 +13,22 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
-use super::{Place, SCOPE, TokenAnswer, answer, ask, aws, read, unusable};
+use super::{Place, SCOPE, TokenAnswer, answer, ask, aws, certificate, read, unusable};
 use crate::provider::Result;
 
 const ALLOW_PROGRAMS: &str = "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES";
-/// The variables that are read, besides those that lead to a file of credentials.
-pub const VARIABLES: [&str; 6] =
-    [ALLOW_PROGRAMS, "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
+/// The variables that are read for what a file of credentials names.
+pub const VARIABLES: [&str; 9] = [
+    ALLOW_PROGRAMS,
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    certificate::LIST,
+    "CLOUDSDK_CONFIG",
+    "HOME",
+];
 /// A program's time limits in milliseconds: the default, and the most.
 const PROGRAM_LIMITS: (u64, u64) = (30_000, 120_000);
 
@@ -43,6 +52,7 @@ pub struct Source {
     pub aws: aws::Addresses,
     executable: Option<Program>,
     file: Option<PathBuf>,
+    certificate: Option<certificate::Source>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
     format: Option<Format>,
@@ -64,14 +74,21 @@ struct Program {
 
 impl Place<'_> {
     pub async fn federated(&self, account: &Account) -> Result<TokenAnswer> {
-        let subject = self.subject_token(account).await?;
+        let Some(source) = &account.credential_source.certificate else {
+            return self.exchange(account, &self.subject_token(account).await?).await;
+        };
+        let own = self.certificate(source)?;
+        Place { identity: Some(own.identity), ..*self }.exchange(account, &own.subject_token).await
+    }
+
+    async fn exchange(&self, account: &Account, subject_token: &str) -> Result<TokenAnswer> {
         let mut fields = vec![
             ("grant_type", "urn:ietf:params:oauth:grant-type:token-exchange"),
             ("audience", &account.audience),
             ("scope", SCOPE),
             ("requested_token_type", "urn:ietf:params:oauth:token-type:access_token"),
             ("subject_token_type", &account.subject_token_type),
-            ("subject_token", &subject),
+            ("subject_token", subject_token),
         ];
         // A client of its own pays for its requests itself.
         let payer = account.workforce_pool_user_project.as_ref().filter(|_| account.client_id.is_none());
@@ -97,10 +114,8 @@ impl Place<'_> {
             (_, _, Some(file), _) => read(file)?,
             (_, _, _, Some(url)) => self.text(Method::GET, url, source.headers.iter()).await?,
             _ => {
-                return Err(unusable(
-                    self.path,
-                    "its credential_source has none of a file, a url, a program and a cloud (a certificate is not read)",
-                ));
+                let why = "its credential_source has none of a certificate, a file, a url, a program and a cloud";
+                return Err(unusable(self.path, why));
             }
         };
         let format = source.format.as_ref().filter(|format| format.kind == "json");

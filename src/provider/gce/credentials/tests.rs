@@ -208,11 +208,6 @@ async fn a_file_that_holds_no_sign_in_is_named() {
               \"private_key\": \"-----BEGIN PRIVATE KEY-----\\nxx\\n-----END PRIVATE KEY-----\\n\"}",
             "its key cannot sign: ",
         ),
-        (
-            b"{\"type\": \"external_account\", \"audience\": \"a\", \"subject_token_type\": \"t\", \"token_url\": \"https://b/c\", \
-              \"credential_source\": {\"certificate\": {\"use_default_certificate_config\": true}}}",
-            "a certificate is not read",
-        ),
         (&wide, "it is UTF-16 text; `iconv"),
         (&large, "it has more than 262144 bytes"),
     ] {
