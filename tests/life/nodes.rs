@@ -37,13 +37,15 @@ fn at_work(sandbox: &Sandbox, id: &str, attempt: u64, beyond: u64) {
     });
 }
 
-/// The agent of a node is killed, then another is told that its machine goes; the job ends with the bytes of one process.
+/// The agent of a node is killed, then another is told that its machine goes; the job ends with the bytes of one process. Its
+/// checkpoints are so large that each agent sends a part of them.
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn a_job_on_two_nodes_survives_the_death_of_each_and_ends_with_the_bytes_of_one_process() {
     let sandbox = Sandbox::new();
-    let expected = finish(&sandbox, &submit(&sandbox, "alone", STEPS, &ONE));
-    let id = submit(&sandbox, "gang", STEPS, &TWO_BY_TWO);
+    let large = |sets: [&'static str; 2]| [&sets[..], &["model.width=256"]].concat();
+    let expected = finish(&sandbox, &submit(&sandbox, "alone", STEPS, &large(ONE)));
+    let id = submit(&sandbox, "gang", STEPS, &large(TWO_BY_TWO));
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1, 12);
     assert_eq!((sandbox.processes("ftctl agent").len(), sandbox.processes("ft-trainer train").len()), (2, 4));
