@@ -66,8 +66,8 @@ impl Folder {
         self.path.join("shipping").join(checkpoint_name(step))
     }
 
-    /// The ranges of a checkpoint that this node has to send, out of the trainer's reach: those of the newest, or those that were
-    /// taken before. `None` when there is nothing.
+    /// Moves the newest checkpoint's ranges, which this node sends, out of the trainer's reach. Without new ones it answers those
+    /// that it moved before; `None` when there are none.
     pub fn take_ranges(&self) -> io::Result<Option<PathBuf>> {
         let (ranges, taken) = (self.output().join(".ranges"), self.path.join("ranges"));
         if let Some(newest) = steps(&ranges)?.last() {

@@ -50,7 +50,7 @@ fn manifest_path(job: &JobId, step: u64) -> String {
     format!("{}/manifest.json", path::checkpoint(job, step))
 }
 
-/// Sends what a node that does not commit has of a checkpoint: its share of the files in `local`.
+/// Sends a node's share of the files in `local`, and commits nothing.
 pub async fn send_share(store: &Arc<dyn Store>, job: &JobId, local: &Path, own: Share<'_>) -> Result<()> {
     content::send_share(store, &path::job_contents(job), local, own).await
 }

@@ -152,7 +152,7 @@ impl Source<'_> {
     }
 }
 
-/// The bytes of a file of so many that one of several senders has: whole chunks.
+/// One sender's range of a file, which begins with a chunk, from the file's size in bytes.
 pub(super) type Share<'a> = &'a (dyn Fn(u64) -> Range<u64> + Sync);
 
 /// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to
@@ -171,8 +171,8 @@ pub(super) async fn send(
     Ok(Sent::of(&files, passed))
 }
 
-/// [`send`] of files of which others send parts meanwhile: first its own share, and then, from the end, what is not there yet of
-/// the rest. All of it is there then, whatever became of the others, and little was sent twice.
+/// [`send`] while others send parts of the same files. It sends its own share first. Then it goes through the rest, from the end,
+/// and sends what the store lacks. So everything is there whatever became of the others, and little was sent twice.
 pub(super) async fn send_with_others(store: &Arc<dyn Store>, contents: &str, directory: &Path, own: Share<'_>) -> Result<Sent> {
     let files = Arc::new(LocalFile::find(directory.into())?);
     let (own, mut rest): (Vec<_>, Vec<_>) = chunks(&files).partition(|chunk| is_in(own, &files, *chunk));
@@ -186,7 +186,7 @@ pub(super) async fn send_with_others(store: &Arc<dyn Store>, contents: &str, dir
     Ok(Sent::of(&files, passed))
 }
 
-/// Sends one's share of the files of a directory that [`send_with_others`] sends the rest of.
+/// Sends only a share of a directory's files, and leaves the rest to the caller of [`send_with_others`].
 pub(super) async fn send_share(store: &Arc<dyn Store>, contents: &str, directory: &Path, own: Share<'_>) -> Result<()> {
     let files = Arc::new(LocalFile::find(directory.into())?);
     let own = chunks(&files).filter(|chunk| is_in(own, &files, *chunk)).collect();
@@ -323,7 +323,7 @@ impl Pass {
         })
     }
 
-    /// Another way through the same tree, of which others have sent something since.
+    /// A second pass through the same tree, after others have sent something of it.
     async fn after_others(&self) -> Result<Self> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(Self { has_others: true, seen: Mutex::new(seen), ..Self::new(&self.store, &self.contents, self.dry).await? })

@@ -21,7 +21,7 @@ const ALLOWED: Duration = Duration::from_millis(16);
 /// How much longer one block may take, or several together, before the page cache takes the rest of the file.
 const PATIENCE: Duration = Duration::from_millis(128);
 
-/// A new file, or a part of one that other processes write the rest of: written once, from the beginning of the part to its end.
+/// A part of a new file, or all of it, written once from beginning to end. Other processes may write the other parts.
 pub struct NewFile {
     blocks: Blocks,
     /// Bytes of the block that are still to be written.
@@ -30,7 +30,7 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// The part that begins at `start`, a multiple of a page, of a file that will have so many bytes.
+    /// The part that begins at `start`, which is a multiple of a page. The whole file will have `bytes` bytes.
     pub fn part(path: &Path, start: u64, bytes: u64) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
         file.set_len(bytes)?;

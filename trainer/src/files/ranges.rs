@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-/// Bytes that are sent as one. Nodes have whole ones of them.
+/// Bytes of a chunk, which is sent as one object. A node's range is made of whole chunks.
 pub const CHUNK: u64 = 4 << 20;
 
-/// The bytes of a file of so many that a node sends; those of all follow each other, and are everything. The first has what there
-/// is of a small one.
+/// The range of a file of `bytes` bytes that a node sends. The ranges of all nodes follow each other and cover the file. A file of
+/// one chunk belongs to node 0.
 pub fn of_node(node: usize, nodes: usize, bytes: u64) -> Range<u64> {
     let chunks = bytes.div_ceil(CHUNK);
     let border = |node: usize| ((chunks * node as u64).div_ceil(nodes as u64) * CHUNK).min(bytes);

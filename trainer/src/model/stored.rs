@@ -34,7 +34,7 @@ impl Gpt2 {
 }
 
 impl Stored {
-    /// Writes a part of the weights' file into `directory`: the bytes that `part` says of so many.
+    /// Writes one range of the weights' file into `directory`: `part` gives it, from the file's size in bytes.
     pub fn write_weights(&self, directory: &Path, part: impl FnOnce(u64) -> Range<u64>) -> Result<(), FileError> {
         let weights = self.weights.iter().map(|(name, tensor)| (name.clone(), tensor));
         let stored = |name: &str, weight: &Tensor| match &self.adapters {

@@ -90,7 +90,7 @@ pub struct World {
     beside: usize,
     /// Its number among those.
     local: usize,
-    /// This machine's number, where an agent on each sends what is written there.
+    /// This machine's number, where each machine has an agent that sends what is written there.
     node: Option<usize>,
     /// Where there are others.
     link: Option<Arc<dyn Link>>,
@@ -134,7 +134,7 @@ impl World {
         self.local
     }
 
-    /// This machine's number among several, where an agent on each sends what is written there.
+    /// This machine's number, where each machine has an agent that sends what is written there.
     pub fn node(&self) -> Option<usize> {
         self.node
     }

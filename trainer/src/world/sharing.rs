@@ -104,7 +104,7 @@ impl World {
         Ok(())
     }
 
-    /// Brings each process the numbers that it `wants` of a tensor of which each has a part; this one's are the answer.
+    /// Brings each process the numbers that it `wants`, of tensors that all have parts of. Answers this process's.
     pub fn bring<'a>(&self, wants: &[Option<Wish<'a>>]) -> Result<Vec<f32>, Failure> {
         let of =
             |wish: &Option<Wish<'a>>, rank: usize| wish.as_ref().map_or(0..0, |wish| overlap(&wish.parts[rank], &wish.numbers));

@@ -32,7 +32,7 @@ pub fn write_changed<'a>(
     write_part(path, tensors, |bytes| 0..bytes, change)
 }
 
-/// [`write_changed`] of the bytes that `part` says of a file of so many. Other processes write the rest.
+/// [`write_changed`], but of one range: `part` gives it, from the file's size in bytes. Other processes write the other ranges.
 pub fn write_part<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
@@ -53,7 +53,7 @@ pub fn write_part<'a>(
     file.finish()
 }
 
-/// The bytes that each tensor has in a file.
+/// The place of each tensor in a file.
 pub struct Layout<T> {
     header: Vec<u8>,
     tensors: Vec<Placed<T>>,
@@ -104,7 +104,7 @@ impl<T> Layout<T> {
     }
 }
 
-/// Those of `numbers` of so many bytes each, the first of which is at `first`, that begin in a part of a file.
+/// The numbers that lie in a range of a file, out of a tensor's `numbers`, which begin at byte `first` and take `width` bytes each.
 fn within(first: u64, numbers: usize, width: usize, part: &Range<u64>) -> Range<usize> {
     let border = |at: u64| (at.saturating_sub(first).div_ceil(width as u64) as usize).min(numbers);
     border(part.start)..border(part.end)
@@ -132,7 +132,7 @@ fn unwritten(path: &Path, error: std::io::Error) -> FileError {
     FileError::Write { path: path.to_owned(), source: error.into() }
 }
 
-/// The file's beginning, with the length of that.
+/// The header, after its own length in 8 bytes.
 fn header<T>(tensors: &[(String, Kind, Vec<i64>, T)]) -> Result<Vec<u8>, SafeTensorError> {
     let mut end = 0;
     let info = |(name, kind, size, _): &(String, Kind, Vec<i64>, T)| {
@@ -168,7 +168,7 @@ fn dtype(kind: Kind) -> Dtype {
     }
 }
 
-/// The kind of tensor that has its numbers as a file has them.
+/// The kind of a tensor whose bytes are those of the file.
 fn stored_as(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::F64 => Kind::Double,

@@ -19,7 +19,7 @@ use crate::files;
 use manifest::MANIFEST;
 
 const DIRECTORY: &str = "checkpoints";
-/// Where the processes of another machine than the leader's leave what its agent sends.
+/// Directory of a machine without the leader, for the ranges of checkpoints that its agent sends.
 const RANGES: &str = ".ranges";
 /// Prefix of a checkpoint that is being written, or was when the process died.
 const UNFINISHED: &str = ".unfinished-";
@@ -116,7 +116,7 @@ impl Checkpoints {
         })
     }
 
-    /// [`Checkpoints::commit`] of files that are none without those of other machines: they need not survive this one.
+    /// [`Checkpoints::commit`] without a manifest, and without waiting for the disk: for ranges, which end with their machine.
     fn leave(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
         let unfinished = self.unfinished(step);
         let failed = |what, error| Failure::io(what, &unfinished, &error);

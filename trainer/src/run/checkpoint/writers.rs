@@ -1,7 +1,7 @@
 //! Which process writes which bytes of a checkpoint's large files.
 //!
-//! Those that see the leader's directory write one set of files together. Where an agent on each machine sends what is written
-//! there, those of another machine write the ranges that theirs sends, into files of the same names.
+//! The processes that see the leader's directory write one set of files together. On another machine, an agent may send a range of
+//! each file; then the processes there write those ranges, into files of the same names.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::error::Failure;
 use crate::files::ranges;
 use crate::world::World;
 
-/// Parts of one file begin at multiples of this, so that none touches a page of another's.
+/// A process's part of a file begins at a multiple of this: no two processes write to one page.
 const PAGE: u64 = 4096;
-/// Stands for no set.
+/// Stands for no set, where processes tell each other theirs.
 const NONE: u64 = u64::MAX;
 
 /// The set of files that each process writes to.
