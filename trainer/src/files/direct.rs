@@ -31,17 +31,19 @@ pub struct NewFile {
 
 impl NewFile {
     /// The part that begins at `start`, which is a multiple of a page. The whole file will have `bytes` bytes.
-    pub fn part(path: &Path, start: u64, bytes: u64) -> io::Result<Self> {
+    /// `writers` processes share the disk's speed.
+    pub fn part(path: &Path, start: u64, bytes: u64, writers: u32) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
         file.set_len(bytes)?;
-        Ok(Self { blocks: Blocks::of(file)?, filled: 0, written: start })
+        Ok(Self { blocks: Blocks::of(file, writers)?, filled: 0, written: start })
     }
 
-    /// Writes what is left.
-    pub fn finish(mut self) -> io::Result<()> {
+    /// Writes what is left. The file may not be on the disk yet.
+    pub fn finish(mut self) -> io::Result<File> {
         // Only whole blocks go past the page cache.
         self.blocks.leave_to_page_cache()?;
-        self.blocks.file.write_all_at(&self.blocks.memory[..self.filled], self.written)
+        self.blocks.file.write_all_at(&self.blocks.memory[..self.filled], self.written)?;
+        Ok(self.blocks.file)
     }
 }
 
@@ -67,7 +69,7 @@ impl Write for NewFile {
 pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
-    let mut blocks = Blocks::of(file)?;
+    let mut blocks = Blocks::of(file, 1)?;
     let mut done = 0;
     while done < bytes {
         match blocks.transfer(|file, block| file.read_at(block, done)) {
@@ -89,13 +91,15 @@ struct Blocks {
     /// Page-aligned.
     memory: MmapMut,
     direct: bool,
+    /// Those who share the disk.
+    users: u32,
     patience: Duration,
 }
 
 impl Blocks {
-    fn of(file: File) -> io::Result<Self> {
+    fn of(file: File, users: u32) -> io::Result<Self> {
         let direct = set_direct(&file, true).is_ok();
-        Ok(Self { file, memory: MmapMut::map_anon(BLOCK)?, direct, patience: PATIENCE })
+        Ok(Self { file, memory: MmapMut::map_anon(BLOCK)?, direct, users, patience: PATIENCE * users })
     }
 
     fn leave_to_page_cache(&mut self) -> io::Result<()> {
@@ -109,7 +113,8 @@ impl Blocks {
         if !self.direct {
             return moved;
         }
-        self.patience = (self.patience + ALLOWED).saturating_sub(started.elapsed()).min(PATIENCE);
+        let left = (self.patience + ALLOWED * self.users).saturating_sub(started.elapsed());
+        self.patience = left.min(PATIENCE * self.users);
         if self.patience.is_zero() || moved.is_err() {
             self.leave_to_page_cache()?;
         }
@@ -141,7 +146,7 @@ mod tests {
     fn written(bytes: &[u8], piece: usize, direct: usize) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let mut file = NewFile::part(&path, 0, bytes.len() as u64).unwrap();
+        let mut file = NewFile::part(&path, 0, bytes.len() as u64, 1).unwrap();
         for (number, piece) in bytes.chunks(piece).enumerate() {
             // As often as the machine is slow.
             file.blocks.patience = Duration::from_secs(60);
@@ -181,7 +186,7 @@ mod tests {
 
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let mut file = NewFile::part(&path, 0, 0).unwrap();
+        let mut file = NewFile::part(&path, 0, 0, 1).unwrap();
         let is_direct = |blocks: &Blocks| fcntl_getfl(&blocks.file).unwrap().contains(OFlags::DIRECT);
         let can = open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).is_ok();
         assert_eq!((file.blocks.direct, is_direct(&file.blocks)), (can, can));
@@ -192,9 +197,9 @@ mod tests {
     #[test]
     fn a_slow_disk_is_left_to_the_page_cache_and_what_it_refuses_is_written_there() {
         let directory = tempfile::tempdir().unwrap();
-        let mut blocks = Blocks::of(File::create(directory.path().join("file")).unwrap()).unwrap();
+        let mut blocks = Blocks::of(File::create(directory.path().join("file")).unwrap(), 2).unwrap();
         blocks.direct = true;
-        for (time, direct) in [(Duration::ZERO, true), (PATIENCE + 2 * ALLOWED, false)] {
+        for (time, direct) in [(Duration::ZERO, true), (PATIENCE + 2 * ALLOWED, true), (2 * (PATIENCE + 2 * ALLOWED), false)] {
             let slow = |_: &File, _: &mut [u8]| {
                 thread::sleep(time);
                 Ok(())

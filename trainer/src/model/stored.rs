@@ -1,5 +1,6 @@
 //! A model as a checkpoint holds it: a Hugging Face directory's files.
 
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -34,14 +35,19 @@ impl Gpt2 {
 }
 
 impl Stored {
-    /// Writes one range of the weights' file into `directory`: `part` gives it, from the file's size in bytes.
-    pub fn write_weights(&self, directory: &Path, part: impl FnOnce(u64) -> Range<u64>) -> Result<(), FileError> {
+    /// Writes one range of the weights' file into `directory`: see [`tensor_file::write_part`].
+    pub fn write_weights(
+        &self,
+        directory: &Path,
+        part: impl FnOnce(u64) -> Range<u64>,
+        writers: u32,
+    ) -> Result<Option<File>, FileError> {
         let weights = self.weights.iter().map(|(name, tensor)| (name.clone(), tensor));
         let stored = |name: &str, weight: &Tensor| match &self.adapters {
             Some(adapters) => adapters.merged(name, weight),
             None => weight.shallow_clone(),
         };
-        tensor_file::write_part(&directory.join(WEIGHTS_FILE), weights, part, stored)
+        tensor_file::write_part(&directory.join(WEIGHTS_FILE), weights, part, writers, stored)
     }
 
     /// Writes its other files, adapters among them.

@@ -40,6 +40,11 @@ impl Remembered {
         self.parts.as_ref().map_or(0..self.numbers(), |parts| parts[rank].clone())
     }
 
+    /// Whether each process has a part of it alone, as of all that is remembered with it.
+    pub fn is_shared(&self) -> bool {
+        self.parts.is_some()
+    }
+
     /// Some of its numbers, for [`World::bring`]; none where each process has all of them.
     pub fn wish(&self, numbers: &Range<usize>) -> Option<Wish<'_>> {
         self.parts.as_ref().map(|parts| Wish { own: &self.own, parts, numbers: numbers.clone() })

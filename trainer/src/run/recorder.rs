@@ -1,5 +1,5 @@
-//! The records of a run: its log and progress, its checkpoints and best weights, and its pace. The leader alone writes them, but
-//! for the large files of checkpoints.
+//! The records of a run: its log and progress, its checkpoints and best weights, and its pace. The leader alone writes them,
+//! except the large files of checkpoints, which all write.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

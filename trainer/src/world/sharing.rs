@@ -104,7 +104,7 @@ impl World {
         Ok(())
     }
 
-    /// Brings each process the numbers that it `wants`, of tensors that all have parts of. Answers this process's.
+    /// All call it with the same list: `wants[rank]` is what that rank needs. Returns what this one wanted.
     pub fn bring<'a>(&self, wants: &[Option<Wish<'a>>]) -> Result<Vec<f32>, Failure> {
         let of =
             |wish: &Option<Wish<'a>>, rank: usize| wish.as_ref().map_or(0..0, |wish| overlap(&wish.parts[rank], &wish.numbers));

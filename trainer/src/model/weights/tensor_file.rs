@@ -2,6 +2,7 @@
 //! one at a time.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -29,20 +30,22 @@ pub fn write_changed<'a>(
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     change: impl Fn(&str, &Tensor) -> Tensor,
 ) -> Result<(), FileError> {
-    write_part(path, tensors, |bytes| 0..bytes, change)
+    write_part(path, tensors, |bytes| 0..bytes, 1, change).map(drop)
 }
 
-/// [`write_changed`], but of one range: `part` gives it, from the file's size in bytes. Other processes write the other ranges.
+/// [`write_changed`], but of one range: `part` gives it, from the file's size in bytes. There are `writers` processes for all
+/// ranges. The file may not be on the disk yet; absent where the range is empty.
 pub fn write_part<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     part: impl FnOnce(u64) -> Range<u64>,
+    writers: u32,
     change: impl Fn(&str, &Tensor) -> Tensor,
-) -> Result<(), FileError> {
+) -> Result<Option<File>, FileError> {
     let stored = tensors.into_iter().map(|(name, tensor)| (name, tensor.kind(), tensor.size(), tensor));
     let layout = Layout::of(path, stored.collect())?;
     let part = part(layout.bytes);
-    let mut file = layout.open(path, &part)?;
+    let mut file = layout.open(path, &part, writers)?;
     for (placed, numbers) in layout.pieces(&part, usize::MAX) {
         let changed = change(&placed.name, placed.tensor);
         let is_whole = numbers.len() == changed.numel();
@@ -57,7 +60,7 @@ pub fn write_part<'a>(
 pub struct Layout<T> {
     header: Vec<u8>,
     tensors: Vec<Placed<T>>,
-    /// Those of the whole file.
+    /// Size of the whole file.
     pub bytes: u64,
 }
 
@@ -66,6 +69,7 @@ pub struct Placed<T> {
     name: String,
     pub tensor: T,
     pub kind: Kind,
+    /// The byte of the file at which its numbers begin.
     first: u64,
     numbers: usize,
 }
@@ -85,10 +89,10 @@ impl<T> Layout<T> {
         Ok(Self { header, tensors, bytes })
     }
 
-    /// Begins to write a part of the file; its header, where the part has that. A part without bytes leaves no file.
-    pub fn open(&self, path: &Path, part: &Range<u64>) -> Result<PartOfFile, FileError> {
+    /// Begins to write a part of the file, and writes as much of the header as is in it. A part without bytes leaves no file.
+    pub fn open(&self, path: &Path, part: &Range<u64>, writers: u32) -> Result<PartOfFile, FileError> {
         let header = within(0, self.header.len(), 1, part);
-        let file = (!part.is_empty()).then(|| NewFile::part(path, part.start, self.bytes)).transpose();
+        let file = (!part.is_empty()).then(|| NewFile::part(path, part.start, self.bytes, writers)).transpose();
         let mut file = file.map_err(|error| unwritten(path, error))?;
         let written = file.as_mut().map_or(Ok(()), |file| file.write_all(&self.header[header]));
         written.map_err(|error| unwritten(path, error))?;
@@ -123,8 +127,9 @@ impl PartOfFile {
         written.map_err(|error| unwritten(&self.path, error))
     }
 
-    pub fn finish(self) -> Result<(), FileError> {
-        self.file.map_or(Ok(()), NewFile::finish).map_err(|error| unwritten(&self.path, error))
+    /// The file may not be on the disk yet.
+    pub fn finish(self) -> Result<Option<File>, FileError> {
+        self.file.map(NewFile::finish).transpose().map_err(|error| unwritten(&self.path, error))
     }
 }
 

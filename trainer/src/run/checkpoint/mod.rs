@@ -19,7 +19,7 @@ use crate::files;
 use manifest::MANIFEST;
 
 const DIRECTORY: &str = "checkpoints";
-/// Directory of a machine without the leader, for the ranges of checkpoints that its agent sends.
+/// On a machine other than the leader's: the ranges of checkpoints that its agent sends.
 const RANGES: &str = ".ranges";
 /// Prefix of a checkpoint that is being written, or was when the process died.
 const UNFINISHED: &str = ".unfinished-";
@@ -116,7 +116,8 @@ impl Checkpoints {
         })
     }
 
-    /// [`Checkpoints::commit`] without a manifest, and without waiting for the disk: for ranges, which end with their machine.
+    /// [`Checkpoints::commit`] without a manifest, and of files that need not be on the disk: for ranges, which end with their
+    /// machine.
     fn leave(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
         let unfinished = self.unfinished(step);
         let failed = |what, error| Failure::io(what, &unfinished, &error);

@@ -2,8 +2,8 @@
 //!
 //! Weights and the optimizer's state change only in an update. Two threads of each process that writes copy its part of them to
 //! files while the next step computes its gradient, and only the update waits for them; digests, and bringing it all to the disk,
-//! take no time of the training. There is no second copy in memory, but for one tensor of each where they are on a GPU, or adapters
-//! are merged.
+//! take no time of the training. Nothing is held twice in memory, except one tensor of each file at a time where they are on a GPU,
+//! or adapters are merged, and a bucket of numbers that came from another process.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -66,7 +66,7 @@ impl Saving {
         }
     }
 
-    /// Removes all but the `keep` newest checkpoints. Of ranges, the newest is what an agent can still send.
+    /// Removes all but the `keep` newest checkpoints. Of ranges only the newest stays.
     fn retain(&self, keep: usize) -> Result<(), Failure> {
         match self.writers.set() {
             Some(set) if self.writers.leads() => self.checkpoints.retain(if set == 0 { keep } else { 1 }),
@@ -174,13 +174,17 @@ impl Contents {
             model.write_description(directory).map_err(unwritten)?;
         }
         // At once: one file alone does not keep the disk busy.
-        thread::scope(|threads| {
+        let files = thread::scope(|threads| {
             let optimizer = threads.spawn(|| write_optimizer(&directory.join(OPTIMIZER_FILE), optimizer, writers, &world));
-            model.write_weights(directory, |bytes| writers.part(bytes))?;
-            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
-        })
-        .map_err(unwritten)?;
+            let weights = model.write_weights(directory, |bytes| writers.part(bytes), writers.together())?;
+            Ok([weights, optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))?])
+        });
+        let files = files.map_err(unwritten)?;
         let _ = copying.send(());
+        // A network's file system may say only now that it has no room. The leader's own files are brought to the disk later.
+        let is_helper = writers.set() == Some(0) && !writers.leads();
+        let synced = files.into_iter().flatten().filter(|_| is_helper).try_for_each(|file| file.sync_all());
+        synced.map_err(|error| Failure::io("write checkpoint", directory, &error))?;
         // All have written their parts.
         world.any(false)?;
         self.rest.map_or(Ok(()), |rest| rest.write(directory))
@@ -199,12 +203,14 @@ impl Rest {
 
 /// Writes a part of what is remembered. Where each process has a share of it, they bring each other what they write, in rounds: a
 /// bucket of numbers for each of them.
-fn write_optimizer(path: &Path, remembered: Vec<Remembered>, writers: &Writers, world: &World) -> Result<(), ModelError> {
+fn write_optimizer(path: &Path, remembered: Vec<Remembered>, writers: &Writers, world: &World) -> Result<Option<File>, ModelError> {
+    let is_shared = remembered.iter().any(Remembered::is_shared);
     let tensors = remembered.into_iter().map(|tensor| (tensor.name.clone(), Kind::Float, tensor.size.clone(), tensor));
     let layout = Layout::of(path, tensors.collect())?;
     let parts: Vec<_> = (0..world.size()).map(|rank| writers.part_of(rank, layout.bytes)).collect();
-    let mut file = layout.open(path, &parts[world.rank()])?;
-    let mut pieces: Vec<_> = parts.iter().map(|part| layout.pieces(part, BUCKET)).collect();
+    let mut file = layout.open(path, &parts[world.rank()], writers.together())?;
+    let most = if is_shared { BUCKET } else { usize::MAX };
+    let mut pieces: Vec<_> = parts.iter().map(|part| layout.pieces(part, most)).collect();
     loop {
         let round: Vec<_> = pieces.iter_mut().map(Iterator::next).collect();
         if round.iter().all(Option::is_none) {
@@ -212,7 +218,8 @@ fn write_optimizer(path: &Path, remembered: Vec<Remembered>, writers: &Writers, 
         }
         let wishes: Vec<_> = round.iter().map(|piece| piece.as_ref().and_then(|(placed, some)| placed.tensor.wish(some))).collect();
         match &round[world.rank()] {
-            _ if wishes.iter().any(Option::is_some) => file.write(&Tensor::from_slice(&world.bring(&wishes)?), Kind::Float)?,
+            // All take part, also those that want nothing.
+            _ if is_shared => file.write(&Tensor::from_slice(&world.bring(&wishes)?), Kind::Float)?,
             Some((placed, some)) => file.write(&placed.tensor.some(some), Kind::Float)?,
             None => {}
         }

@@ -1,7 +1,7 @@
 //! Which process writes which bytes of a checkpoint's large files.
 //!
-//! The processes that see the leader's directory write one set of files together. On another machine, an agent may send a range of
-//! each file; then the processes there write those ranges, into files of the same names.
+//! The processes that see the leader's directory write one set of files together. On any other machine processes write nothing,
+//! unless an agent there sends a range of each file. Then they write that range, into files of the same names on their own disk.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::files::ranges;
 use crate::world::World;
 
-/// A process's part of a file begins at a multiple of this: no two processes write to one page.
+/// A process's part of a file begins at a multiple of this, as writing past the page cache asks.
 const PAGE: u64 = 4096;
 /// Stands for no set, where processes tell each other theirs.
 const NONE: u64 = u64::MAX;
@@ -40,11 +40,12 @@ impl Writers {
             fs::create_dir(&path).map(|()| name).map_err(|error| Failure::io("create", &path, &error))
         })?;
         let path = directory.join(name);
-        let is_seen = File::create_new(path.join(rank.to_string())).is_ok();
+        let is_seen = File::create_new(path.join(rank.to_string())).is_ok() || world.leads();
         let own = if is_seen { 0 } else { world.node().filter(|node| *node > 0).map_or(NONE, |node| node as u64) };
         let sets = world.gather(&[own], |_| 1)?;
         if world.leads() {
-            fs::remove_dir_all(&path).map_err(|error| Failure::io("remove", &path, &error))?;
+            // What a network's file system keeps there is removed when the run is opened again.
+            let _ = fs::remove_dir_all(&path);
         }
         Ok(Self { rank, sets: sets.into_iter().map(|set| (set != NONE).then_some(set as usize)).collect() })
     }
@@ -57,6 +58,11 @@ impl Writers {
     /// Whether this process makes the directory of its set, and gives it its name.
     pub fn leads(&self) -> bool {
         self.set().is_some() && self.sets.iter().position(|set| *set == self.set()) == Some(self.rank)
+    }
+
+    /// How many write to the set of this process, itself among them.
+    pub fn together(&self) -> u32 {
+        self.sets.iter().filter(|set| **set == self.set()).count() as u32
     }
 
     /// This process's part of a file of so many bytes.
@@ -99,7 +105,7 @@ mod tests {
                 (part(4).start, part(4).end, part(5).end, part(6).end),
                 (range(2).start, part(5).start, part(6).start, range(2).end)
             );
-            assert!((0..8).all(|rank| part(rank).start.is_multiple_of(PAGE) || part(rank).is_empty()));
+            assert!((0..8).all(|rank| part(rank).start.is_multiple_of(4096) || part(rank).is_empty()));
         }
     }
 
