@@ -66,11 +66,13 @@ impl Folder {
         self.path.join("shipping").join(checkpoint_name(step))
     }
 
-    /// Moves the newest checkpoint's ranges, which this node sends, out of the trainer's reach. Without new ones it answers those
-    /// that it moved before; `None` when there are none.
+    /// Moves the newest checkpoint's ranges, which this node sends, out of the trainer's reach, and removes older ones. If there
+    /// are none, returns those that it moved earlier and that are not sent yet.
     pub fn take_ranges(&self) -> io::Result<Option<PathBuf>> {
         let (ranges, taken) = (self.output().join(".ranges"), self.path.join("ranges"));
-        if let Some(newest) = steps(&ranges)?.last() {
+        let steps = steps(&ranges)?;
+        if let Some((newest, older)) = steps.split_last() {
+            older.iter().try_for_each(|step| remove(&ranges.join(checkpoint_name(*step))))?;
             remove(&taken)?;
             match fs::rename(ranges.join(checkpoint_name(*newest)), &taken) {
                 // The trainer has removed it: there is a newer one.
@@ -78,7 +80,7 @@ impl Folder {
                 renamed => renamed?,
             }
         }
-        // A model may have fewer chunks than there are nodes.
+        // Empty where a model has fewer chunks than there are nodes.
         Ok((!names(&taken)?.is_empty()).then_some(taken))
     }
 
@@ -260,8 +262,9 @@ mod tests {
         leave(5, "weights");
         leave(10, "weights");
         fs::create_dir(folder.output().join(".ranges/.unfinished-step-0000000015")).unwrap();
-        assert_eq!([taken(), taken()], [Some("10".into()), Some("5".into())], "the trainer has not removed the older one yet");
-        assert_eq!(taken(), Some("5".into()), "nothing newer is there");
+        assert_eq!([taken(), taken()], [Some("10".into()), Some("10".into())], "nothing newer is there");
+        leave(20, "weights");
+        assert_eq!(taken(), Some("20".into()));
         folder.forget_ranges().unwrap();
         assert_eq!(taken(), None);
         assert_eq!(folder.gather_artifacts().unwrap(), None);

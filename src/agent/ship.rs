@@ -152,7 +152,7 @@ impl<'a> CheckpointShipper<'a> {
     }
 }
 
-/// Sends this node's ranges of the newest checkpoint, if there are any. Node 0 sends those that never come.
+/// Sends this node's ranges of the newest checkpoint, if there are any. What does not arrive, node 0 sends.
 pub(super) async fn ship_ranges(store: &Arc<dyn Store>, order: &RunOrder, node: usize, folder: &Folder) -> Result<()> {
     let failed = |source: io::Error| local_failure(folder, source);
     let Some(taken) = folder.take_ranges().map_err(failed)? else { return Ok(()) };

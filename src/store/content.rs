@@ -37,6 +37,8 @@ use crate::job::{
 
 /// Bytes of a chunk; the last one of a file is shorter. A part of the format: another size needs another schema.
 pub(super) const CHUNK: u64 = 4 << 20;
+/// Nodes send whole chunks.
+const _: () = assert!(CHUNK == ft_trainer::files::ranges::CHUNK);
 
 /// Memory of all chunks on their way, in KiB.
 const MEMORY_KIB: usize = 48 << 10;
@@ -186,7 +188,7 @@ pub(super) async fn send_with_others(store: &Arc<dyn Store>, contents: &str, dir
     Ok(Sent::of(&files, passed))
 }
 
-/// Sends only a share of a directory's files, and leaves the rest to the caller of [`send_with_others`].
+/// Sends only a share of a directory's files. The node that commits sends what is missing: [`send_with_others`].
 pub(super) async fn send_share(store: &Arc<dyn Store>, contents: &str, directory: &Path, own: Share<'_>) -> Result<()> {
     let files = Arc::new(LocalFile::find(directory.into())?);
     let own = chunks(&files).filter(|chunk| is_in(own, &files, *chunk)).collect();
