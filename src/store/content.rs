@@ -35,10 +35,9 @@ use crate::job::{
     report::{Report, Silent, Unit},
 };
 
-/// Bytes of a chunk; the last one of a file is shorter. A part of the format: another size needs another schema.
-pub(super) const CHUNK: u64 = 4 << 20;
-/// Nodes send whole chunks.
-const _: () = assert!(CHUNK == ft_trainer::files::ranges::CHUNK);
+/// Bytes of a chunk; the last one of a file is shorter. Nodes send whole ones. A part of the format: another size needs another
+/// schema.
+pub(super) const CHUNK: u64 = ft_trainer::files::ranges::CHUNK;
 
 /// Memory of all chunks on their way, in KiB.
 const MEMORY_KIB: usize = 48 << 10;
