@@ -1,16 +1,16 @@
 //! One machine: a directory, made and removed in one step each, and the lock that tells whether its agent was started and lives.
 //!
 //! **The lock.** A launcher makes a file under a name of its own, locks it, and only then gives it the name `agent.lock`, which
-//! fails when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner makes
-//! `agent.log` as the last thing before the agent starts, hands its open lock to the agent as standard input and forgets it. A file
-//! lock belongs to the open file, so the kernel releases it when the last of launcher and agent is gone, whatever kills them.
-//! Hence, under SIGKILL at any instant of the launcher:
+//! fails when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner hands
+//! its open lock to the agent's process as standard input and forgets it; that process makes `agent.log` before it becomes the
+//! agent. A file lock belongs to the open file, so the kernel releases it when the last of launcher and agent is gone, whatever
+//! kills them. Hence, under SIGKILL at any instant of the launcher:
 //!
 //! | killed | is found later as |
 //! |---|---|
-//! | before `agent.log` exists | no lock, or a free one without a log, so never started: the next launch takes the lock over |
-//! | after that, before the agent runs: microseconds | free lock, so dead: the next *attempt* starts. One attempt lost, never two agents |
-//! | once the agent runs | held lock: started |
+//! | before the agent's process exists | no lock, or a free one without a log, so never started: the next launch takes the lock over |
+//! | once it exists | held lock: started |
+//! | between two agents of a rehearsal of several nodes | free lock with a log, so dead: the next *attempt* starts, never a second agent |
 
 use std::{
     ffi::OsString,
@@ -21,6 +21,10 @@ use std::{
 };
 
 use jiff::Timestamp;
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{Mode, OFlags, openat},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -42,6 +46,8 @@ use crate::{
 };
 
 const MACHINE_SCHEMA: &str = "ftctl.local-machine/1";
+
+const LOG: &str = "agent.log";
 
 /// A process that does not go after SIGKILL hangs in the kernel (a dead disk or network mount).
 const KILL_LIMIT: Duration = Duration::from_secs(20);
@@ -190,7 +196,7 @@ impl Machine {
         let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
         loop {
             if self.agent()? == Some(Agent::NotStarted) && self.claim()?.is_some() {
-                self.log()?;
+                open_log(File::open(&self.directory)?)?;
             }
             process::kill(&mark, deadline)?;
             if matches!(self.agent()?, None | Some(Agent::Ended)) {
@@ -208,12 +214,7 @@ impl Machine {
     }
 
     fn log_file(&self) -> PathBuf {
-        self.directory.join("agent.log")
-    }
-
-    /// Where the agent's own words go, appended. From now on the agent counts as started.
-    pub fn log(&self) -> io::Result<File> {
-        fs::OpenOptions::new().create(true).append(true).open(self.log_file())
+        self.directory.join(LOG)
     }
 
     /// Why the machine is dead, as far as its agent could say.
@@ -255,6 +256,12 @@ impl Machine {
         let belongs = mark.belongs(Said { owner: Some(&mark.owner), store, url: order.as_ref().map(|order| order.store.as_str()) });
         Ok(Some(Resource { name, attempt, since, expires, price_per_hour, belongs }))
     }
+}
+
+/// The log in a machine's directory, where the agent's own words go, appended. From now on its agent counts as started.
+pub fn open_log(directory: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+    openat(directory, LOG, flags, Mode::from_raw_mode(0o666))
 }
 
 /// Removes a directory that lies directly below `base`, so that others see it in full or not at all. A link in its place is

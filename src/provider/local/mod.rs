@@ -30,6 +30,7 @@ use std::{
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use rustix::fs::CWD;
 use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
@@ -139,14 +140,19 @@ impl Local {
         Ok(command)
     }
 
-    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives.
+    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives. The agent's
+    /// own process makes the log, in a session of its own: so once there is a log, no death of ftctl ends the agent.
     fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         command.stdin(input).env(process::MARK, machine.mark()?);
-        // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
-        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
-        let log = machine.log()?;
-        command.stdout(log.try_clone()?).stderr(log);
+        let begin = || {
+            rustix::process::setsid()?;
+            let log = machine::open_log(CWD)?;
+            rustix::stdio::dup2_stdout(&log)?;
+            Ok(rustix::stdio::dup2_stderr(&log)?)
+        };
+        // SAFETY: between fork and exec only system calls are made, which take no lock and allocate nothing.
+        unsafe { command.pre_exec(begin) };
         // Dropping the handle leaves the agent running; the runtime reaps it if it ends while ftctl is still here.
         command.spawn().map(drop)
     }
