@@ -3,10 +3,9 @@
 //! The processes that see the leader's directory write one set of files together. On any other machine processes write nothing,
 //! unless an agent there sends a range of each file. Then they write that range, into files of the same names on their own disk.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::UNFINISHED;
 use crate::error::Failure;
@@ -33,20 +32,20 @@ impl Writers {
         if world.size() == 1 {
             return Ok(Self { rank, sets: vec![Some(0)] });
         }
+        let mut met = None;
         let name: String = world.told(|| {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-            let name = format!("{UNFINISHED}{}-{now}", std::process::id());
-            let path = directory.join(&name);
-            fs::create_dir(&path).map(|()| name).map_err(|error| Failure::io("create", &path, &error))
+            let made = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(directory);
+            let made = made.map_err(|error| Failure::io("create a directory in", directory, &error))?;
+            let name = made.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+            met = Some(made);
+            Ok(name)
         })?;
         let path = directory.join(name);
         let is_seen = File::create_new(path.join(rank.to_string())).is_ok() || world.leads();
         let own = if is_seen { 0 } else { world.node().filter(|node| *node > 0).map_or(NONE, |node| node as u64) };
         let sets = world.gather(&[own], |_| 1)?;
-        if world.leads() {
-            // What a network's file system keeps there is removed when the run is opened again.
-            let _ = fs::remove_dir_all(&path);
-        }
+        // What a network's file system keeps there is removed when the run is opened again.
+        drop(met);
         Ok(Self { rank, sets: sets.into_iter().map(|set| (set != NONE).then_some(set as usize)).collect() })
     }
 
@@ -86,6 +85,8 @@ impl Writers {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
