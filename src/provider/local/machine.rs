@@ -10,7 +10,7 @@
 //! |---|---|
 //! | before the agent's process exists | no lock, or a free one without a log, so never started: the next launch takes the lock over |
 //! | once it exists | held lock: started |
-//! | between two agents of a rehearsal of several nodes | free lock with a log, so dead: the next *attempt* starts, never a second agent |
+//! | between two agents of a rehearsal of nodes | free lock with a log, so dead: the next *attempt* starts |
 
 use std::{
     ffi::OsString,

@@ -140,8 +140,8 @@ impl Local {
         Ok(command)
     }
 
-    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives. The agent's
-    /// own process makes the log, in a session of its own: so once there is a log, no death of ftctl ends the agent.
+    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives. The
+    /// agent's own process makes the log, in a session of its own: so once there is a log, no death of ftctl ends the agent.
     fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         command.stdin(input).env(process::MARK, machine.mark()?);
