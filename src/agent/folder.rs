@@ -57,9 +57,12 @@ impl Folder {
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.output().join("checkpoints").join(checkpoint_name(step))
     }
-    /// The newest complete checkpoint.
+    /// The trainer's complete checkpoints, rising.
+    pub fn steps(&self) -> io::Result<Vec<u64>> {
+        steps(&self.output().join("checkpoints"))
+    }
     pub fn newest_checkpoint(&self) -> io::Result<Option<PathBuf>> {
-        Ok(steps(&self.output().join("checkpoints"))?.last().map(|step| self.checkpoint(*step)))
+        Ok(self.steps()?.last().map(|step| self.checkpoint(*step)))
     }
     /// A checkpoint on its way to the store, out of the trainer's reach.
     pub fn shipping(&self, step: u64) -> PathBuf {
@@ -127,20 +130,27 @@ impl Folder {
     /// Gives every complete checkpoint after `step` a second name where the trainer's retention does not reach it. Links take no
     /// space; the name appears only when the copy is complete.
     pub fn secure_checkpoints(&self, after: u64) -> io::Result<()> {
-        for step in steps(&self.output().join("checkpoints"))?.into_iter().filter(|&step| step > after) {
-            let target = self.shipping(step);
+        let partial = self.path.join("securing");
+        for step in self.steps()?.into_iter().filter(|&step| step > after) {
+            let (checkpoint, target) = (self.checkpoint(step), self.shipping(step));
             if target.exists() {
                 continue;
             }
-            let partial = target.with_extension("partial");
             remove(&partial)?;
-            match link(&self.checkpoint(step), &partial).and_then(|()| fs::rename(&partial, &target)) {
+            match link(&checkpoint, &partial) {
+                // The trainer takes a checkpoint's name away before its files. A listing of a directory that is being emptied
+                // ends early and without an error.
+                Ok(()) if checkpoint.exists() => {
+                    fs::create_dir_all(self.path.join("shipping"))?;
+                    fs::rename(&partial, &target)?;
+                }
+                Ok(()) => {}
                 // The trainer has removed it: there are newer ones.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                done => done?,
+                failed => failed?,
             }
         }
-        Ok(())
+        remove(&partial)
     }
 
     /// Checkpoints that are secured but not in the store yet, rising.
@@ -237,7 +247,7 @@ mod tests {
             fs::create_dir(folder.output().join("checkpoints").join(other)).unwrap();
         }
         // The remains of a kill in the middle of linking.
-        fs::create_dir_all(folder.path().join("shipping/step-0000000010.partial")).unwrap();
+        fs::create_dir_all(folder.path().join("securing/inner")).unwrap();
         folder.secure_checkpoints(5).unwrap();
         fs::remove_dir_all(folder.checkpoint(10)).unwrap();
         folder.secure_checkpoints(5).unwrap();
@@ -245,6 +255,39 @@ mod tests {
         assert_eq!(fs::read_to_string(folder.shipping(10).join("inner/weights")).unwrap(), "10");
         folder.forget_shipped(10).unwrap();
         assert_eq!(folder.unshipped().unwrap(), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn what_the_trainer_removes_meanwhile_is_secured_whole_or_not_at_all() {
+        let work = tempfile::tempdir().unwrap();
+        let folder = Folder::new(work.path(), 3);
+        folder.create().unwrap();
+        let checkpoints = folder.output().join("checkpoints");
+        let trainer = std::thread::spawn({
+            let folder = folder.clone();
+            move || {
+                for step in 1..=3000 {
+                    let (unfinished, doomed) = (checkpoints.join(".unfinished"), checkpoints.join(".doomed"));
+                    fs::create_dir(&unfinished).unwrap();
+                    (0..3).for_each(|file| fs::write(unfinished.join(file.to_string()), "weights").unwrap());
+                    fs::rename(&unfinished, folder.checkpoint(step)).unwrap();
+                    fs::rename(folder.checkpoint(step), &doomed).unwrap();
+                    fs::remove_dir_all(&doomed).unwrap();
+                }
+            }
+        });
+        let mut secured = 0;
+        while !trainer.is_finished() {
+            folder.secure_checkpoints(0).unwrap();
+            for step in folder.unshipped().unwrap() {
+                assert_eq!(names(&folder.shipping(step)).unwrap().len(), 3, "step {step}");
+                folder.forget_shipped(step).unwrap();
+                secured += 1;
+            }
+        }
+        println!("{secured} secured");
+        assert_eq!(names(&folder.path().join("shipping")).unwrap(), [""; 0]);
+        assert!(!folder.path().join("securing").exists());
     }
 
     #[test]

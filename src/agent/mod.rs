@@ -239,7 +239,7 @@ impl<'a> Agent<'a> {
             stop = self.stop.asked() => Err(End::new(stop.reason, format!("{} before the training began", why(stop.reason)))),
         };
         let mut tracker = Tracker::of(self, &variable);
-        let end = match prepared {
+        let mut end = match prepared {
             Ok((inputs, step)) => self.train(&mut lease, inputs, step, tracker.as_mut()).await,
             Err(end) => end,
         };
@@ -248,7 +248,13 @@ impl<'a> Agent<'a> {
             let shipped = self.persist("send the results", is_io, async || {
                 ship_artifacts(&self.store, &self.order.job, &self.folder, &mut lease).await
             });
-            self.unless_lost(shipped.await);
+            let shipped = shipped.await;
+            if let Err(error) = &shipped
+                && end.reason == ExitReason::Succeeded
+            {
+                end = End::new(ExitReason::Failed, format!("the results are not in the store: {error}"));
+            }
+            self.unless_lost(shipped);
         }
         if let Some(tracker) = tracker {
             tracker.finish(end.reason).await;
@@ -365,7 +371,10 @@ impl<'a> Agent<'a> {
             }
         };
         tokio::select! {
-            (end, (), ()) = shipping => end,
+            (end, (), unsent) = shipping => match unsent {
+                Err(why) if end.reason == ExitReason::Succeeded => End::new(ExitReason::Failed, why),
+                _ => end,
+            },
             never = tracking => match never {},
         }
     }
@@ -426,15 +435,34 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Ends with the last checkpoint, or with the lease.
-    async fn keep_shipping_checkpoints(&self, lease: &mut Lease, staged: u64, lines: &Lines, mut over: Over) {
+    /// Ends with the last checkpoint, or with the lease. An error says why the last is not in the store.
+    async fn keep_shipping_checkpoints(
+        &self,
+        lease: &mut Lease,
+        staged: u64,
+        lines: &Lines,
+        mut over: Over,
+    ) -> std::result::Result<(), String> {
         let mut shipper = self.checkpoints_of(&self.folder, staged);
+        let mut told = None;
         loop {
             let last_round = *over.borrow_and_update();
-            let committed = self.persist("send a checkpoint", is_io, async || shipper.ship(lease, lines).await).await;
-            if !self.unless_lost(committed) || last_round {
-                return;
+            let shipped = self.persist("send a checkpoint", is_io, async || shipper.ship(lease, lines).await).await;
+            let is_lost = matches!(shipped, Err(StoreError::Conflict { .. }));
+            let why = shipped.as_ref().err().map(ToString::to_string);
+            // The next one may fare better, so each is tried.
+            if why != told {
+                self.unless_lost(shipped);
             }
+            if is_lost {
+                return Ok(());
+            }
+            if last_round {
+                let unsent = shipper.unsent().unwrap_or_default();
+                let because = why.unwrap_or_else(|| "it is not complete".to_owned());
+                return unsent.map_or(Ok(()), |step| Err(format!("the checkpoint of step {step} is not in the store: {because}")));
+            }
+            told = why;
             pause(&mut over).await;
         }
     }

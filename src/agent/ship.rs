@@ -123,20 +123,39 @@ impl<'a> CheckpointShipper<'a> {
     }
 
     /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job. The `lines` go first: a machine may
-    /// vanish at any instant, and the next attempt does not repeat the steps before a checkpoint.
+    /// vanish at any instant, and the next attempt does not repeat the steps before a checkpoint. An old checkpoint that cannot be
+    /// removed, or a directory that can never be sent, keeps no other from the store.
     pub async fn ship(&mut self, lease: &mut Lease, lines: &Lines) -> Result<()> {
         let failed = |source: io::Error| local_failure(self.folder, source);
+        let mut shipped = Ok(());
         while let Some(step) = self.next().map_err(failed)? {
             let local = self.folder.shipping(step);
             // The task that sends them all the time says why that fails.
             let _ = ship_lines(lines, self.store.as_ref()).await;
             let own = |bytes| of_node(0, self.nodes, bytes);
-            checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local, &own).await?;
-            checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;
+            let committed = checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local, &own).await;
+            let done = match committed {
+                Err(invalid @ StoreError::Invalid(_)) => Err(invalid),
+                committed => {
+                    committed?;
+                    self.sent.push(step);
+                    checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await
+                }
+            };
             self.folder.forget_shipped(step).map_err(failed)?;
-            self.sent.push(step);
+            if matches!(done, Err(StoreError::Conflict { .. })) {
+                return done;
+            }
+            shipped = shipped.and(done);
         }
-        Ok(())
+        shipped
+    }
+
+    /// The newest checkpoint of the trainer, if it is not in the store.
+    pub fn unsent(&self) -> io::Result<Option<u64>> {
+        let known = self.sent.iter().fold(self.after, |newest, step| newest.max(*step));
+        let newest = self.folder.steps()?.into_iter().chain(self.folder.unshipped()?).max();
+        Ok(newest.filter(|step| *step > known))
     }
 
     /// The one to send now. Those that would not be kept are forgotten.

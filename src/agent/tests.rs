@@ -314,6 +314,26 @@ async fn the_next_attempt_continues_from_the_newest_checkpoint() {
     assert_eq!(bench.steps().await, [10, 15]);
 }
 
+#[tokio::test]
+async fn damage_beside_a_checkpoint_stops_no_other() {
+    let mut bench = bench("").await;
+    bench.order.train.keep_checkpoints = 1;
+    let manifest = bench.path("store").join(path::checkpoint(&bench.order.job, 5)).join("manifest.json");
+    let damaged = format!("until [ -s {0} ]; do sleep 0.01; done; echo '{{' > {0}", manifest.display());
+    bench.write_trainer(&format!("checkpoint 5; {damaged}; checkpoint 10; sleep 0.3; checkpoint 15"));
+    let record = bench.run().await;
+    assert_eq!(record.reason, ExitReason::Succeeded, "{}", record.message);
+    assert!(bench.steps().await.ends_with(&[10, 15]), "{:?}", bench.steps().await);
+}
+
+#[tokio::test]
+async fn success_needs_the_last_checkpoint_in_the_store() {
+    let bench = bench("checkpoint 5; mkdir output/checkpoints/step-0000000010").await;
+    let record = bench.run().await;
+    assert_eq!((record.reason, bench.steps().await), (ExitReason::Failed, vec![5]), "{}", record.message);
+    assert!(record.message.starts_with("the checkpoint of step 10 is not in the store: "), "{}", record.message);
+}
+
 /// A trainer of six sequences a step, of which two at a time fit; a checkpoint before memory runs out is not lost.
 const NEEDS_MEMORY: &str = r#"most=$(sed -n 's/.*"micro_batch_limit": \([0-9]*\).*/\1/p' "$2")
 take=6
