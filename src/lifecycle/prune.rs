@@ -105,15 +105,21 @@ pub async fn find_data(world: &World, now: Timestamp) -> Result<Unneeded> {
             needed.datasets.insert(digest);
         }
         needed.datasets.extend(record.dataset.into_iter().chain(record.initial_weights));
+        if record.state != State::Finished {
+            needed.unfinished.insert(id.clone());
+        }
         needed.jobs.insert(id);
     }
     needed.datasets.extend(dataset::all_named(world.store.as_ref()).await?);
     Ok(store::prune::find(&world.store, &needed, now, DAY).await?)
 }
 
-/// Removes it, and says what an upload at the same time has to send again.
+/// Removes what is still unneeded of it, and says what an upload at the same time has to send again. A user may take minutes to
+/// agree.
 pub async fn remove_data(world: &World, unneeded: &Unneeded) -> Result<()> {
-    for digest in store::prune::remove(&world.store, unneeded).await? {
+    let mut still = unneeded.clone();
+    still.keep_those_of(&find_data(world, Timestamp::now()).await?);
+    for digest in store::prune::remove(&world.store, &still).await? {
         world.report.warn(&format!("the dataset {digest} was uploaded meanwhile and is incomplete now; upload it again"));
     }
     Ok(())

@@ -4,7 +4,8 @@
 //! An upload sends contents before the manifest that names them, so nothing young is judged: `min_age` should be far above the time
 //! of an upload and the error of the clocks. An upload may also find an old content and rely on it while `prune` removes it.
 //! Therefore the upload looks once more after it has written its manifest, and `prune` after it has removed contents: one of the
-//! two finds out.
+//! two finds out. A checkpoint may rely on old contents as well, so those of a job that may write are left, and what a user has
+//! agreed to is looked for again before it goes.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -22,6 +23,8 @@ use crate::job::{
 pub struct Needed {
     pub datasets: HashSet<Digest>,
     pub jobs: HashSet<JobId>,
+    /// Those of the jobs that are not finished.
+    pub unfinished: HashSet<JobId>,
 }
 
 /// The data that may go.
@@ -40,6 +43,14 @@ pub struct Unneeded {
 impl Unneeded {
     pub fn is_empty(&self) -> bool {
         self.datasets.is_empty() && self.jobs.is_empty() && self.contents.is_empty()
+    }
+
+    /// Keeps what another look has found as well.
+    pub fn keep_those_of(&mut self, other: &Self) {
+        self.datasets.retain(|digest| other.datasets.contains(digest));
+        self.jobs.retain(|job| other.jobs.contains(job));
+        let others: HashSet<&str> = other.contents.iter().map(|content| content.path.as_str()).collect();
+        self.contents.retain(|content| others.contains(content.path.as_str()));
     }
 }
 
@@ -63,6 +74,9 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
     found.contents = unnamed(contents, &path::contents(), &named);
     let mut remnants = Vec::new();
     for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
+        if needed.unfinished.contains(&job) {
+            continue;
+        }
         if needed.jobs.contains(&job) {
             let contents = store.list(&path::job_contents(&job)).await?;
             let named = checkpoint::all_files(store.as_ref(), &job).await?;
@@ -149,10 +163,16 @@ mod tests {
         for (job, name) in [(&with, "record.json"), (&with, "contents/00/left"), (&without, "attempt.lease")] {
             store.put(&format!("{}/{name}", path::job(job)), "four".into(), Condition::Always).await.unwrap();
         }
-        let needed = Needed { datasets: [kept.clone()].into(), jobs: [with.clone()].into() };
+        let mut needed = Needed { datasets: [kept.clone()].into(), jobs: [with.clone()].into(), ..Needed::default() };
         assert!(find(&store, &needed, Timestamp::now(), DAY).await.unwrap().is_empty(), "nothing is old enough");
         let found = find(&store, &needed, later(), DAY).await.unwrap();
         assert_eq!((&found.datasets, &found.jobs, found.objects, found.bytes), (&vec![gone.clone()], &vec![without], 3, 13));
+        needed.unfinished.insert(with.clone());
+        let later_look = find(&store, &needed, later(), DAY).await.unwrap();
+        assert_eq!(later_look.objects, 2, "a job that may write keeps what it has");
+        let mut both = found.clone();
+        both.keep_those_of(&later_look);
+        assert_eq!((both.contents.len(), found.contents.len()), (1, 2));
         assert_eq!(remove(&store, &found).await.unwrap(), Vec::<Digest>::new());
         assert!(find(&store, &needed, later(), DAY).await.unwrap().is_empty());
         dataset::verify(&store, &kept, &Silent).await.unwrap();
