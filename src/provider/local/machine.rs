@@ -2,15 +2,16 @@
 //!
 //! **The lock.** A launcher makes a file under a name of its own, locks it, and only then gives it the name `agent.lock`, which
 //! fails when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner hands
-//! its open lock to the agent's process as standard input and forgets it; that process makes `agent.log` before it becomes the
+//! its open lock to the agent's process as standard input and forgets it; that process makes `agent.started` before it becomes the
 //! agent. A file lock belongs to the open file, so the kernel releases it when the last of launcher and agent is gone, whatever
 //! kills them. Hence, under SIGKILL at any instant of the launcher:
 //!
 //! | killed | is found later as |
 //! |---|---|
-//! | before the agent's process exists | no lock, or a free one without a log, so never started: the next launch takes the lock over |
+//! | before the agent's process exists | no lock, or a free one without the sign, so never started: the next launch takes the lock over |
 //! | once it exists | held lock: started |
-//! | between two agents of a rehearsal of nodes | free lock with a log, so dead: the next *attempt* starts |
+//!
+//! In a rehearsal of several nodes that is the first node's agent. The others are started before it; the next launch ends those.
 
 use std::{
     ffi::OsString,
@@ -22,7 +23,7 @@ use std::{
 
 use jiff::Timestamp;
 use rustix::{
-    fd::{AsFd, OwnedFd},
+    fd::AsFd,
     fs::{Mode, OFlags, openat},
 };
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ use crate::{
 
 const MACHINE_SCHEMA: &str = "ftctl.local-machine/1";
 
-const LOG: &str = "agent.log";
+const STARTED: &str = "agent.started";
 
 /// A process that does not go after SIGKILL hangs in the kernel (a dead disk or network mount).
 const KILL_LIMIT: Duration = Duration::from_secs(20);
@@ -157,23 +158,30 @@ impl Machine {
     fn take_over(&self) -> io::Result<Option<File>> {
         let lock = File::open(self.lock())?;
         match lock.try_lock() {
-            Ok(()) => Ok((!self.log_file().try_exists()?).then_some(lock)),
+            Ok(()) => Ok((!self.was_started()?).then_some(lock)),
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(error),
         }
     }
 
-    /// A held lock for the agent of another node than the first.
+    /// A held lock for the agent of another node than the first, after the end of one that a killed launcher left.
     pub fn lock_of(&self, node: usize) -> io::Result<File> {
         let lock = File::options().create(true).read(true).write(true).truncate(true).open(meeting::lock(&self.directory, node))?;
-        lock.lock().map(|()| lock)
+        let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
+        loop {
+            match lock.try_lock() {
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => process::kill(&mark, deadline)?,
+                locked => return Ok(locked.map(|()| lock)?),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// `None`: there is no such machine.
     pub fn agent(&self) -> io::Result<Option<Agent>> {
         match File::open(self.lock()) {
             Ok(lock) => match lock.try_lock_shared() {
-                Ok(()) => Ok(Some(if self.log_file().try_exists()? { Agent::Ended } else { Agent::NotStarted })),
+                Ok(()) => Ok(Some(if self.was_started()? { Agent::Ended } else { Agent::NotStarted })),
                 Err(fs::TryLockError::WouldBlock) => Ok(Some(Agent::Running)),
                 Err(fs::TryLockError::Error(error)) => Err(error),
             },
@@ -190,13 +198,13 @@ impl Machine {
         }
     }
 
-    /// A lock that was claimed and a log mean that no launcher can start an agent afterwards; one that has claimed it before and is
+    /// A lock that was claimed and the sign mean that no launcher can start an agent afterwards; one that has claimed it before and is
     /// about to start its agent still holds it, so both the processes and the lock are waited for.
     fn kill_all(&self) -> io::Result<()> {
         let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
         loop {
             if self.agent()? == Some(Agent::NotStarted) && self.claim()?.is_some() {
-                open_log(File::open(&self.directory)?)?;
+                sign(File::open(&self.directory)?)?;
             }
             process::kill(&mark, deadline)?;
             if matches!(self.agent()?, None | Some(Agent::Ended)) {
@@ -214,7 +222,16 @@ impl Machine {
     }
 
     fn log_file(&self) -> PathBuf {
-        self.directory.join(LOG)
+        self.directory.join("agent.log")
+    }
+
+    /// Where the agents' own words go, appended.
+    pub fn log(&self) -> io::Result<File> {
+        fs::OpenOptions::new().create(true).append(true).open(self.log_file())
+    }
+
+    fn was_started(&self) -> io::Result<bool> {
+        self.directory.join(STARTED).try_exists()
     }
 
     /// Why the machine is dead, as far as its agent could say.
@@ -258,10 +275,9 @@ impl Machine {
     }
 }
 
-/// The log in a machine's directory, where the agent's own words go, appended. From now on its agent counts as started.
-pub fn open_log(directory: impl AsFd) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
-    openat(directory, LOG, flags, Mode::from_raw_mode(0o666))
+/// Leaves the sign, in a machine's directory, that its agent was started.
+pub fn sign(directory: impl AsFd) -> rustix::io::Result<()> {
+    openat(directory, STARTED, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::from_raw_mode(0o666)).map(drop)
 }
 
 /// Removes a directory that lies directly below `base`, so that others see it in full or not at all. A link in its place is

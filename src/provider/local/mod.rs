@@ -10,7 +10,8 @@
 //! | `order.json` | what the agent was told |
 //! | `agent.lock` | held: the agent is alive, or about to be started (see [`machine`]) |
 //! | `node-1.lock` … | held: the agent of that node of a rehearsal is alive; for the agent of node 0, which waits for it |
-//! | `agent.log` | what the agent itself said; exists: it was started |
+//! | `agent.started` | exists: the agent was started |
+//! | `agent.log` | what the agent itself said |
 //!
 //! The job's working directory, `work/<job>/` below the state directory, outlives attempts: the next one ships what the last could
 //! not.
@@ -21,7 +22,7 @@ mod process;
 mod tests;
 
 use std::{
-    fs, io,
+    fs, io, iter,
     path::{Path, PathBuf},
     process::{Output, Stdio},
     sync::Arc,
@@ -140,16 +141,18 @@ impl Local {
         Ok(command)
     }
 
-    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives. The
-    /// agent's own process makes the log, in a session of its own: so once there is a log, no death of ftctl ends the agent.
-    fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
+    /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives. The first
+    /// node's own process, in a session of its own, leaves the sign that it was started: no death of ftctl ends it from then on.
+    fn spawn(&self, machine: &Machine, node: usize, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
-        command.stdin(input).env(process::MARK, machine.mark()?);
-        let begin = || {
+        let log = machine.log()?;
+        command.stdin(input).stdout(log.try_clone()?).stderr(log).env(process::MARK, machine.mark()?);
+        let begin = move || {
             rustix::process::setsid()?;
-            let log = machine::open_log(CWD)?;
-            rustix::stdio::dup2_stdout(&log)?;
-            Ok(rustix::stdio::dup2_stderr(&log)?)
+            if node == 0 {
+                machine::sign(CWD)?;
+            }
+            Ok(())
         };
         // SAFETY: between fork and exec only system calls are made, which take no lock and allocate nothing.
         unsafe { command.pre_exec(begin) };
@@ -237,11 +240,11 @@ impl Provider for Local {
         }
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
         machine.write_order(order).map_err(|error| failed(&error))?;
-        let mut lock = Some(lock);
+        let others = (1..order.nodes).map(|node| machine.lock_of(node)).collect::<io::Result<Vec<_>>>();
+        let locks = iter::once(lock).chain(others.map_err(|error| failed(&error))?);
         // The first node's goes last: without it the machine counts as dead, and all others end with it.
-        agents.into_iter().try_for_each(|(node, command)| {
-            let input = lock.take_if(|_| node == 0).map_or_else(|| machine.lock_of(node), Ok);
-            input.and_then(|input| self.spawn(&machine, command, input.into())).map_err(|error| failed(&error))
+        agents.into_iter().zip(locks.rev()).try_for_each(|((node, command), lock)| {
+            self.spawn(&machine, node, command, lock.into()).map_err(|error| failed(&error))
         })
     }
 

@@ -349,40 +349,65 @@ async fn a_damaged_machine_is_listed_as_expired() {
 async fn launcher() {
     let state = std::env::var_os("FTCTL_TEST_LAUNCHER").expect("a state directory");
     let local = Local::new(settings(Path::new(&state), party(Path::new(&state))));
+    let nodes = std::env::var("FTCTL_TEST_NODES").expect("a number").parse().expect("a number");
     let attempt = attempt("launcher");
     local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
-    local.launch(&order(&attempt)).await.expect("launch");
+    local.launch(&RunOrder { nodes, ..order(&attempt) }).await.expect("launch");
 }
 
 #[tokio::test]
 async fn a_launcher_killed_at_any_instant_costs_no_attempt_and_starts_one_agent() {
-    let mut outcomes = [0; 3];
-    for round in 0..40 {
-        let machines = Machines::new();
-        let mut launcher = Command::new(std::env::current_exe().expect("this program"));
-        launcher
-            .args(["--ignored", "--exact", "provider::local::tests::launcher"])
-            .env("FTCTL_TEST_LAUNCHER", machines.state.path());
-        let mut launcher = launcher.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("launcher");
-        let _ = tokio::time::timeout(Duration::from_micros(500 * round), launcher.wait()).await;
-        launcher.kill().await.expect("kill");
-
-        let (local, attempt) = (machines.local(), attempt("launcher"));
-        let outcome = match local.observe(&attempt).await.expect("observe") {
-            Sighting::Gone => 0,
-            Sighting::Alive { agent: false } => 1,
-            Sighting::Alive { agent: true } => 2,
-            lost => panic!("round {round}: {lost:?}"),
-        };
-        outcomes[outcome] += 1;
-        local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
-        local.launch(&order(&attempt)).await.expect("launch");
-        machines.finish(&attempt).await;
-        assert_eq!(machines.starts(&attempt), 1, "round {round}");
-        local.destroy(&attempt.job).await.expect("destroy");
-        assert_eq!(machines.left(), [""; 0], "round {round}");
+    for (nodes, rounds) in [(1, 40), (3, 20)] {
+        let mut outcomes = [0; 2];
+        for round in 0..rounds {
+            outcomes[killed_launcher(nodes, Duration::from_micros(20_000 * round / rounds)).await] += 1;
+        }
+        println!("{nodes} nodes, no agent, agent: {outcomes:?}");
     }
-    println!("gone, no agent, agent: {outcomes:?}");
+}
+
+/// Kills a launcher `time` after its claim, and launches again. Answers what was seen in between: no agent, or an agent.
+async fn killed_launcher(nodes: usize, time: Duration) -> usize {
+    let machines = Machines::new();
+    let mut launcher = Command::new(std::env::current_exe().expect("this program"));
+    launcher
+        .args(["--ignored", "--exact", "provider::local::tests::launcher"])
+        .env("FTCTL_TEST_LAUNCHER", machines.state.path())
+        .env("FTCTL_TEST_NODES", nodes.to_string());
+    let mut launcher = launcher.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("launcher");
+    let (local, attempt) = (machines.local(), attempt("launcher"));
+    let claim = machines.directory(&attempt).join("agent.lock");
+    while !claim.exists() {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(time);
+    launcher.kill().await.expect("kill");
+
+    let outcome = match local.observe(&attempt).await.expect("observe") {
+        Sighting::Alive { agent: false } => 0,
+        Sighting::Alive { agent: true } => 1,
+        lost => panic!("{nodes} nodes, after {time:?}: {lost:?}"),
+    };
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
+    // Until it becomes another node's agent, a new process of the launcher has the first one's lock, too.
+    let agents = || {
+        let all = process::members(machines.directory(&attempt).as_os_str()).expect("processes");
+        all.iter().filter(|process| process.leads()).count()
+    };
+    let begun = Instant::now();
+    while agents() != nodes {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{nodes} nodes, after {time:?}: {} agents", agents());
+        local.launch(&RunOrder { nodes, ..order(&attempt) }).await.expect("launch");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(local.observe(&attempt).await, Ok(Sighting::Alive { agent: true }), "{nodes} nodes, after {time:?}");
+    if nodes == 1 {
+        machines.finish(&attempt).await;
+        assert_eq!(machines.starts(&attempt), 1, "after {time:?}");
+    }
+    local.destroy(&attempt.job).await.expect("destroy");
+    assert_eq!(machines.left(), [""; 0], "after {time:?}");
+    outcome
 }
 
 #[test]
