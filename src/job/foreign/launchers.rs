@@ -1,6 +1,6 @@
 //! Programs that start a program, or one process for each device, and their flags: a job gets as many machines and processes.
 
-use super::{Flag, Job, Meaning::*, OWN_PROCESSES, Read, Setting::Word as W, ZERO};
+use super::{Flag, Job, Meaning::*, OWN_PROCESSES, Read, Setting::Word as W, ZERO, words};
 use crate::job::environment;
 
 /// `deepspeed`, `torchrun`, `python -m torch.distributed.launch`, `accelerate launch`, `mpirun`, and `python` itself.
@@ -90,35 +90,31 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
     },
 ]];
 
-/// Programs that start the trainer, beside `python`. [`FLAGS`] has their flags.
-const LAUNCHERS: [&str; 6] = ["deepspeed", "torchrun", "accelerate", "mpirun", "mpiexec", "horovodrun"];
+/// Programs that start the trainer, by their usual name and others. [`FLAGS`] has their flags.
+const LAUNCHERS: [(&str, &[&str]); 5] = [
+    ("deepspeed", &["ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"]),
+    ("torchrun", &["torch.distributed.run", "torch.distributed.launch"]),
+    ("accelerate", &["accelerate-launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli"]),
+    ("mpirun", &["mpiexec", "orterun", "prterun"]),
+    ("horovodrun", &[]),
+];
+pub(super) const PYTHON: &str = "python";
 
-/// Programs of clusters, which start what follows them as often as flags of their own say.
-const OF_CLUSTERS: [&str; 7] = ["srun", "sbatch", "salloc", "jsrun", "aprun", "bsub", "qsub"];
-
-/// The place of the first launcher. What stands before it, such as `nice -n 4`, `conda run -n mine` or `docker run`, has flags of
-/// its own, which say nothing about processes; where they do, that is refused.
-pub(super) fn start(job: &mut Job, words: &[String]) -> usize {
-    let file = |word: &String| word.rsplit('/').next().unwrap_or_default().to_owned();
-    let is_python = |name: &str| {
-        let version = name.strip_prefix("python");
-        version.is_some_and(|version| version.chars().all(|letter| letter == '.' || letter.is_ascii_digit()))
-    };
-    let starts = |place: &usize| {
-        let is_value = *place > 0 && words[*place - 1].starts_with('-');
-        let name = file(&words[*place]);
-        !is_value && (is_python(&name) || LAUNCHERS.contains(&name.as_str()))
-    };
-    let start = (0..words.len()).find(starts).unwrap_or(words.len());
-    let is_other = |word: &&String| *word != "env" && !word.contains('=');
-    let Some(first) = words[..start].iter().find(is_other) else { return start };
-    if let Some(cluster) = words[..start].iter().map(file).find(|name| OF_CLUSTERS.contains(&name.as_str())) {
-        let instead = "torchrun --nnodes 2 --nproc_per_node 8 says how many machines and processes there are";
-        job.problems.push(format!("{cluster}: a job has machines of its own; leave it out: {instead}"));
-    } else {
-        job.note(first, "left out, with its flags: a job has a machine of its own, and the trainer starts itself there");
+/// The usual name of the launcher that a word starts. Implementations of MPI add their own: `mpiexec.hydra`.
+pub(super) fn named(word: &str) -> Option<&'static str> {
+    let file = words::file_name(word);
+    if file.strip_prefix(PYTHON).is_some_and(|version| version.chars().all(|letter| letter == '.' || letter.is_ascii_digit())) {
+        return Some(PYTHON);
     }
-    start
+    let of_mpi = || file.split_once('.').map(|(name, _)| name).filter(|name| ["mpirun", "mpiexec"].contains(name));
+    let known = |name: &str| LAUNCHERS.iter().find(|(usual, others)| *usual == name || others.contains(&name));
+    known(file).or_else(|| known(of_mpi()?)).map(|(usual, _)| *usual)
+}
+
+/// Whether no value follows this flag.
+pub(super) fn is_switch(flag: &str) -> bool {
+    let plain = flag.trim_start_matches('-').replace('-', "_");
+    words::find(FLAGS, &plain, flag.starts_with("--")).is_some_and(|flag| flag.meaning.is_switch())
 }
 
 /// Nodes or processes of one, at most.
@@ -255,14 +251,17 @@ pub(super) fn variables(job: &mut Job, words: &[String]) {
 
 /// Launchers that start one process unless told otherwise, however many GPUs there are, and a program that starts none besides
 /// itself. `run_clm.py` without a launcher uses all, by DataParallel.
-const STARTS_ONE: [&str; 6] =
-    ["torchrun", "torch.distributed.launch", "torch.distributed.run", "mpirun", "mpiexec", "run_clm_no_trainer.py"];
+const STARTS_ONE: [&str; 3] = ["torchrun", "mpirun", "run_clm_no_trainer.py"];
+
+/// The usual names of launchers and programs.
+fn names(words: &[String]) -> impl Iterator<Item = &str> {
+    words.iter().map(|word| named(word).unwrap_or_else(|| words::file_name(word)))
+}
 
 /// Sets as many processes as there are GPUs to be seen, where the command starts one on each.
 fn settle_visible(job: &mut Job, words: &[String]) {
     let Some(visible) = job.processes.visible else { return };
-    let names = || words.iter().filter_map(|word| word.rsplit('/').next());
-    let starts_one = !names().any(|name| name == "accelerate") && names().any(|name| STARTS_ONE.contains(&name));
+    let starts_one = names(words).all(|name| name != "accelerate") && names(words).any(|name| STARTS_ONE.contains(&name));
     if job.processes.are_said() || starts_one {
         job.note(VISIBLE, "the plan chooses the machine and its GPUs");
     } else {
@@ -284,7 +283,7 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
     }
     settle_visible(job, words);
     let said = job.processes.are_said();
-    let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
+    let program = names(words).find(|name| ALL_GPUS.contains(name));
     if let Some(program) = program.filter(|_| !said) {
         job.processes.are_of_gpus = true;
         job.note(

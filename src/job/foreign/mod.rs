@@ -11,6 +11,7 @@ mod launchers;
 mod transformers;
 mod verbs;
 mod words;
+mod wrappers;
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
@@ -127,7 +128,7 @@ struct Program {
 impl Program {
     /// Whether `words[place]` starts it, as a file or, as after `python -m`, as a module.
     fn is_started_by(&self, words: &[String], place: usize) -> bool {
-        let file = words[place].rsplit('/').next().unwrap_or_default();
+        let file = words::file_name(&words[place]);
         let module = file.rsplit('.').next();
         let named =
             self.names.iter().any(|name| *name == file || name.strip_suffix(".py").is_some_and(|name| module == Some(name)));
@@ -253,15 +254,16 @@ impl Job {
             return Err(unknown_program(words));
         };
         program.defaults.iter().copied().flatten().for_each(|(key, setting)| self.set(key, *setting));
-        let start = launchers::start(self, &words[..place]);
-        launchers::variables(self, &words[..start]);
-        words::apply(self, &words[start..place], launchers::FLAGS, true, Some(|_, _| Ok(())));
+        let (before, mut launched) = wrappers::parted(self, &words[..place]);
+        launchers::variables(self, before);
+        words::apply(self, &launched, launchers::FLAGS, true, Some(|_, _| Ok(())));
         let given = self.spelt_out(program, &words[place + 1..], read);
         self.read_deepspeed(&given, read);
         // In a file every flag has its whole name.
         let abbreviates = program.abbreviates && given.as_slice() == &words[place + 1..];
         words::apply(self, &given, program.flags, abbreviates, program.positional);
-        launchers::settle(self, &words[start..=place], read);
+        launched.push(words[place].clone());
+        launchers::settle(self, &launched, read);
         deepspeed::apply(self);
         launchers::settle_shards(self);
         self.find_models(read);
@@ -458,7 +460,7 @@ const OTHERS: [(&[&str], &str, &str); 9] = [
 const CAUSAL: &str = "GPT-2 and fairseq's language models of its kind can be trained here, by run_clm.py or fairseq-train";
 
 fn unknown_program(words: &[String]) -> Refused {
-    let file = |word: &String| word.rsplit('/').next().unwrap_or_default().trim_end_matches(".py").to_owned();
+    let file = |word: &String| words::file_name(word).trim_end_matches(".py").to_owned();
     for word in words.iter().map(file) {
         if let Some((_, why, fix)) = OTHERS.iter().find(|(names, ..)| names.contains(&word.as_str())) {
             return Refused { what: format!("{word} cannot become a job: it {why}"), fix: (*fix).to_owned() };

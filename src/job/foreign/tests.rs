@@ -555,6 +555,21 @@ fn launchers_say_how_many_machines_and_processes_there_are() {
         ("torchrun --nnodes 2:2 --nproc_per_node 1", Some(2), Some(1)),
         ("python -m torch.distributed.launch --nproc_per_node 4", None, Some(4)),
         ("accelerate launch --multi_gpu --num_processes 16 --num_machines 2 --machine_rank 0", Some(2), Some(8)),
+        // Other names of theirs.
+        ("accelerate-launch --num_processes 2", None, Some(2)),
+        ("ds --num_gpus 2", None, Some(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate-launch", None, Some(2)),
+        ("python -m accelerate.commands.launch --num_processes 2", None, Some(2)),
+        (r"'C:\Program Files\accelerate.exe' launch --num_processes 2", None, Some(2)),
+        ("orterun -np 4 python", None, Some(4)),
+        ("mpiexec.hydra -n 4 python", None, Some(4)),
+        ("/usr/bin/mpirun.openmpi -np 4 python", None, Some(4)),
+        ("CUDA_VISIBLE_DEVICES=0,1 mpirun.mpich python", None, None),
+        // Cells of a notebook.
+        ("!torchrun --nproc_per_node=8", None, Some(8)),
+        ("! accelerate launch --num_processes 2", None, Some(2)),
+        ("%%bash\ntorchrun --nproc_per_node 2", None, Some(2)),
+        ("%%time\n!CUDA_VISIBLE_DEVICES=0,1 python", None, Some(2)),
     ] {
         let read = |file: &str| if file == "hosts" { Ok(HOSTS.to_owned()) } else { Err(format!("{file}: it is not there")) };
         let translated =
@@ -583,11 +598,55 @@ fn what_a_launcher_is_started_by_says_nothing_about_processes() {
         assert_eq!(job(&command).compute.processes_per_node, plain, "{wrapper}");
         tells(&notes(&command), ": left out, with its flags: a job has a machine of its own");
     }
-    assert_eq!(job(&format!("nice -n 4 torchrun --nproc_per_node 2 {SMALL}")).compute.processes_per_node, Some(2));
+    for (wrapper, launcher) in [
+        ("nice -n 4", "torchrun --nproc_per_node 2"),
+        ("sudo -E", "torchrun --nproc_per_node 2"),
+        ("sudo -Hu me", "torchrun --nproc_per_node 2"),
+        ("env -i", "accelerate launch --num_processes 2"),
+        ("env -u deepspeed -S", "torchrun --nproc_per_node 2"),
+        ("conda run --no-capture-output", "deepspeed --num_gpus 2"),
+        ("conda run -n deepspeed --live-stream", "deepspeed --num_gpus 2"),
+        ("uv run --no-sync", "torchrun --nproc_per_node=2"),
+        ("uv run --with deepspeed --frozen", "deepspeed --num_gpus=2"),
+        ("uvx --from torch", "torchrun --nproc_per_node=2"),
+        ("numactl --cpunodebind=0 -l", "torchrun --nproc_per_node 2"),
+        ("time -p", "torchrun --nproc_per_node 2"),
+        ("nohup stdbuf -oL", "torchrun --nproc_per_node 2"),
+        ("taskset -c 0-3", "torchrun --nproc_per_node 2"),
+        ("docker run --gpus all --rm deepspeed/deepspeed", "torchrun --nproc_per_node 2"),
+        ("apptainer exec --bind /data --nv torch.sif", "torchrun --nproc_per_node 2"),
+        ("sudo -E nice -n 19 env -i A=b conda run -n 4", "torchrun --nproc_per_node 2"),
+        ("ours --", "torchrun --nproc_per_node 2"),
+        ("ours --verbose", "python -m torch.distributed.run --nproc_per_node 2"),
+        ("mpirun -np 2", "nice -n 5 numactl -N 0 python"),
+        ("mpirun -np 2 --oversubscribe", "nice -n 5 python"),
+    ] {
+        let command = format!("{wrapper} {launcher} {SMALL}");
+        assert_eq!(job(&command).compute.processes_per_node, Some(2), "{command}");
+    }
+    let precision = job(&format!("sudo -E accelerate-launch --mixed_precision bf16 {SMALL}")).train.precision;
+    assert_eq!(precision, Precision::Bf16);
+    let image = notes(&format!("docker run --rm deepspeed/deepspeed python {SMALL}"));
+    assert!(!image.iter().any(|note| note.contains("every GPU")), "{image:?}");
+    for (command, problem) in [
+        (
+            "ours --fast torchrun --nproc_per_node 8",
+            "--fast torchrun: ftctl does not know ours, and cannot tell whether torchrun is",
+        ),
+        ("ours -n 8 python", "-n: ftctl does not know ours, which may start as many processes as this says; leave ours out"),
+        ("composer --nproc=8 python", "--nproc=8: ftctl does not know composer"),
+        ("env -S 'torchrun --nproc_per_node 8'", "`torchrun --nproc_per_node 8`: it is one word, in quotation marks"),
+    ] {
+        let found = problems(&format!("{command} {SMALL}"));
+        assert!(found.contains(problem), "{command} gave {found}");
+    }
     assert_eq!(job(&format!("nohup env CUDA_VISIBLE_DEVICES=0,1 python {SMALL}")).compute.processes_per_node, Some(2));
-    for cluster in
-        ["srun -N 2 -n 8 python", "srun --gres=gpu:4 --ntasks-per-node=4 torchrun --nproc_per_node 4", "jsrun -n 8 -c 4 python"]
-    {
+    for cluster in [
+        "srun -N 2 -n 8 python",
+        "srun --gres=gpu:4 --ntasks-per-node=4 torchrun --nproc_per_node 4",
+        "jsrun -n 8 -c 4 python",
+        "sudo -E ibrun python",
+    ] {
         let found = problems(&format!("{cluster} {SMALL}"));
         assert!(found.contains("run: a job has machines of its own; leave it out: torchrun --nnodes 2"), "{cluster}: {found}");
     }

@@ -12,8 +12,13 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     // Manuals put a prompt before it.
     let command = command.trim_start().strip_prefix("$ ").unwrap_or(&command);
     let mut characters = command.chars();
+    let mut begins = true;
     while let Some(character) = characters.next() {
+        // A cell of a notebook has marks before a line for the shell: `%%time`, `!python`.
+        let is_mark = begins && ['!', '%'].contains(&character);
+        begins = quote.is_none() && (character == '\n' || (begins && (is_mark || character.is_whitespace())));
         match (character, quote) {
+            _ if is_mark => {}
             ('\'' | '"', None) => {
                 quote = Some(character);
                 word.get_or_insert_default();
@@ -47,6 +52,12 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
+/// The name of the file that a word starts, on any system.
+pub(super) fn file_name(word: &str) -> &str {
+    let file = word.rsplit(['/', '\\']).next().unwrap_or_default();
+    file.strip_suffix(".exe").or_else(|| file.strip_suffix(".EXE")).unwrap_or(file)
+}
+
 /// The command on one line, without what signs in somewhere: a job file is shown to others.
 pub(super) fn without_secrets(command: &str) -> String {
     let (mut shown, mut is_next, mut quote) = (Vec::new(), false, None);
@@ -76,7 +87,7 @@ fn is_secret(name: &str) -> bool {
 }
 
 /// The flag of this name; where a program `abbreviates`, also the only one that begins so.
-fn find<'f>(tables: &[&'f [Flag]], plain: &str, abbreviates: bool) -> Option<&'f Flag> {
+pub(super) fn find<'f>(tables: &[&'f [Flag]], plain: &str, abbreviates: bool) -> Option<&'f Flag> {
     let flags = || tables.iter().copied().flatten();
     let begins = |flag: &&Flag| flag.names.iter().any(|name| name.starts_with(plain));
     let only = || {
