@@ -239,9 +239,16 @@ pub(super) fn variables(job: &mut Job, words: &[String]) {
     let variable = |word| str::split_once(word, '=').filter(|(name, _)| environment::is_name(name));
     let given = words.iter().map(String::as_str).filter_map(variable);
     let (visible, others): (Vec<_>, Vec<_>) = given.partition(|(name, _)| *name == VISIBLE);
-    // CUDA sees none from the first that is no device.
-    let is_device = |id: &&str| !["", "-1"].contains(&id.trim());
+    // CUDA sees none from the first that is no device: a number, or an id.
+    let is_device = |id: &&str| ["GPU-", "MIG-"].iter().any(|kind| id.trim().starts_with(kind)) || id.trim().parse::<u32>().is_ok();
     let devices = visible.last().map(|(_, value)| value.split(',').take_while(is_device).count());
+    if devices == Some(0) {
+        job.set("train.device", "cpu");
+        job.note(
+            VISIBLE,
+            "it shows no GPU, so the program trains on the processor, as train.device = \"cpu\" does; take that out for a GPU",
+        );
+    }
     job.processes.visible = devices.and_then(|devices| u32::try_from(devices).ok()).filter(|devices| (1..=MOST).contains(devices));
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|(name, _)| *name).collect();

@@ -10,7 +10,7 @@ use ft_trainer::settings::Variant;
 
 use super::*;
 use crate::job::spec::JobSpec;
-use ft_trainer::settings::{EndOfText, LossScaling, Offload, Precision, Schedule, length::Length};
+use ft_trainer::settings::{DeviceChoice, EndOfText, LossScaling, Offload, Precision, Schedule, length::Length};
 
 const NOTHING: &dyn Fn(&str) -> Result<String, String> = &|file| Err(format!("there is no {file}"));
 
@@ -677,6 +677,15 @@ fn variables_before_a_command_are_told() {
     tells(&translated.notes, "WANDB_MODE, A_1: left out");
     let of_flag = notes(&format!("torchrun --rdzv_conf timeout=900 {SMALL}"));
     assert!(!of_flag.iter().any(|note| note.contains("left out; set compute.environment")), "{of_flag:?}");
+    for (devices, count) in
+        [("0", Some(1)), ("GPU-8932f937-d72c,MIG-1", Some(2)), ("", None), ("-1", None), ("none", None), ("-1,0", None)]
+    {
+        let command = format!("CUDA_VISIBLE_DEVICES={devices} python {SMALL}");
+        let found = job(&command);
+        let device = if count.is_none() { DeviceChoice::Cpu } else { DeviceChoice::Auto };
+        assert_eq!((found.compute.processes_per_node, found.train.device), (count, device), "{command}");
+        assert_eq!(notes(&command).iter().any(|note| note.contains("it shows no GPU")), count.is_none(), "{command}");
+    }
     let alone = SMALL.replace("run_clm.py", "run_clm_no_trainer.py");
     assert_eq!(job(&format!("CUDA_VISIBLE_DEVICES=0,1 {alone}")).compute.processes_per_node, None);
 }
