@@ -1,6 +1,9 @@
 //! The keys of a command job, and what each means here.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    path::{Component, PathBuf},
+};
 
 use super::{At, Input, Translation, shown};
 use crate::job::{
@@ -221,8 +224,11 @@ fn data(translation: &mut Translation, at: &At<'_>, name: &str, keys: &BTreeMap<
     }
     let path = keys.get("path").ok_or_else(|| about("path", "it is missing".to_owned()))?;
     let path = text(path).map_err(|problem| about("path", problem))?;
+    if path.is_empty() {
+        return Err(about("path", "it is empty; `./` is the folder of this file".to_owned()));
+    }
     let local = if is_here(path) {
-        translation.folder.join(path.strip_prefix("./").unwrap_or(path)).to_string_lossy().into_owned()
+        translation.local(path)
     } else {
         let file = path.rsplit(['/', ':']).next().filter(|file| kind == "uri_file" && !["", ".", ".."].contains(file));
         let local = file.unwrap_or(name).to_owned();
@@ -236,6 +242,15 @@ fn data(translation: &mut Translation, at: &At<'_>, name: &str, keys: &BTreeMap<
     };
     translation.inputs.insert(name.to_owned(), Input::Path(local));
     Ok(())
+}
+
+impl Translation {
+    /// A path of this machine, from the folder of the job file. That folder itself is no empty text, to which a command may add a name.
+    fn local(&self, path: &str) -> String {
+        let parts = self.folder.join(path);
+        let parts: PathBuf = parts.components().filter(|part| *part != Component::CurDir).collect();
+        if parts.as_os_str().is_empty() { ".".to_owned() } else { parts.to_string_lossy().into_owned() }
+    }
 }
 
 /// Whether a path is one of this machine's, and no name of something in a cloud.

@@ -178,6 +178,29 @@ fn the_files_that_a_command_names_are_found_and_paths_lead_to_its_folder() {
 }
 
 #[test]
+fn a_path_leads_from_the_folder_of_the_file() {
+    for (path, folder, whole, below) in [
+        ("./", "", ".", "./a.txt"),
+        (".", "", ".", "./a.txt"),
+        ("./.", "jobs", "jobs", "jobs/a.txt"),
+        ("./", "/home/me/jobs", "/home/me/jobs", "/home/me/jobs/a.txt"),
+        ("./././d//e/", "", "d/e", "d/e/a.txt"),
+        ("../d", "jobs", "jobs/../d", "jobs/../d/a.txt"),
+        ("/d/", "jobs", "/d", "/d/a.txt"),
+    ] {
+        for (more, expected) in [("", whole), ("/a.txt", below)] {
+            let text = format!(
+                "inputs: {{d: {{path: {path}}}}}\ncommand: run_clm.py --model_name_or_path gpt2 --train_file ${{{{inputs.d}}}}{more}\n"
+            );
+            let found =
+                translate(&text, "job.yml", Path::new(folder), NOTHING).unwrap_or_else(|refused| panic!("{}", refused.what)).text;
+            let job = JobSpec::parse(&found, "job.toml").unwrap_or_else(|error| panic!("{error}\n{found}"));
+            assert_eq!(job.data.expect("text").train, [expected], "{path} in {folder}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_translated_is_refused_at_its_line() {
     for (added, problem) in [
         ("$schema: https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json", "line 2, $schema: only a command job"),
@@ -201,6 +224,7 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("inputs: {a: {path: x, typ: uri_file}}", "inputs: a.typ: ftctl does not know this key; did you mean `type`?"),
         ("inputs: {a: {type: mltable, path: x}}", "inputs: a.type: `mltable` does not exist here"),
         ("inputs: {a: {type: uri_file}}", "inputs: a.path: it is missing"),
+        ("inputs: {a: {path: ''}}", "inputs: a.path: it is empty; `./` is the folder of this file"),
         ("inputs: {../a: 1}", "is not the name of an input"),
         ("inputs: {a: }", "inputs: it has no value"),
     ] {
