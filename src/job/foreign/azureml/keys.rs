@@ -183,7 +183,7 @@ fn variables(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<
     Ok(())
 }
 
-fn inputs(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<(), String> {
+fn inputs(translation: &mut Translation, outer: &At<'_>, node: &Node) -> Result<(), String> {
     if matches!(node.value, Value::Nothing) {
         return Ok(());
     }
@@ -192,13 +192,20 @@ fn inputs(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<(),
         return Err(format!("{MOST_INPUTS} are the most that are read, not {}", inputs.len()));
     }
     for (name, node) in inputs {
-        let path = format!("{}.{name}", at.path);
+        let path = format!("{}.{name}", outer.path);
         let at = At { path: &path, line: node.line };
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             return Err(format!("`{}` is not the name of an input: names have letters, digits and underscores", shown(name)));
         }
         match &node.value {
-            Value::Table(keys) => data(translation, &at, name, keys)?,
+            Value::Table(keys) => {
+                if let Err(problem) = data(translation, &at, name, keys) {
+                    let problem = format!("{name}{problem}");
+                    translation.problems.push(outer.tells(&problem));
+                    // The command may name it all the same.
+                    translation.inputs.insert(name.clone(), Input::Path(name.clone()));
+                }
+            }
             _ => drop(translation.inputs.insert(name.clone(), Input::Literal(text(node)?.to_owned()))),
         }
     }
@@ -210,7 +217,14 @@ const MODES: &[&str] = &["ro_mount", "rw_mount", "download", "direct"];
 
 /// An input that is a file or a directory.
 fn data(translation: &mut Translation, at: &At<'_>, name: &str, keys: &BTreeMap<String, Node>) -> Result<(), String> {
-    let about = |key: &str, problem: String| format!("{name}.{key}: {problem}");
+    let about = |key: &str, problem: String| format!(".{key}: {problem}");
+    if let Some(value) = keys.get("default") {
+        let value = text(value).map_err(|problem| about("default", problem))?;
+        return Err(format!(
+            ": a table with a default is an input of a component; a job gives the value alone: `{name}: {}`",
+            shown(value)
+        ));
+    }
     if let Some(unknown) = keys.keys().find(|key| !["type", "path", "mode"].contains(&key.as_str())) {
         return Err(about(
             unknown,
@@ -245,7 +259,7 @@ fn data(translation: &mut Translation, at: &At<'_>, name: &str, keys: &BTreeMap<
 }
 
 impl Translation {
-    /// A path of this machine, from the folder of the job file. That folder itself is no empty text, to which a command may add a name.
+    /// A path of this machine, from the folder of the job file. That folder itself is no empty text: a command may add `/a.txt`.
     fn local(&self, path: &str) -> String {
         let parts = self.folder.join(path);
         let parts: PathBuf = parts.components().filter(|part| *part != Component::CurDir).collect();

@@ -190,7 +190,8 @@ fn a_path_leads_from_the_folder_of_the_file() {
     ] {
         for (more, expected) in [("", whole), ("/a.txt", below)] {
             let text = format!(
-                "inputs: {{d: {{path: {path}}}}}\ncommand: run_clm.py --model_name_or_path gpt2 --train_file ${{{{inputs.d}}}}{more}\n"
+                "inputs: {{d: {{path: {path}}}}}\ncommand: run_clm.py --model_name_or_path gpt2 \
+                 --train_file ${{{{inputs.d}}}}{more}\n"
             );
             let found =
                 translate(&text, "job.yml", Path::new(folder), NOTHING).unwrap_or_else(|refused| panic!("{}", refused.what)).text;
@@ -224,6 +225,10 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("inputs: {a: {path: x, typ: uri_file}}", "inputs: a.typ: ftctl does not know this key; did you mean `type`?"),
         ("inputs: {a: {type: mltable, path: x}}", "inputs: a.type: `mltable` does not exist here"),
         ("inputs: {a: {type: uri_file}}", "inputs: a.path: it is missing"),
+        (
+            "inputs: {lr: {type: number, default: 0.001, optional: true}}",
+            "inputs: lr: a table with a default is an input of a component; a job gives the value alone: `lr: 0.001`",
+        ),
         ("inputs: {a: {path: ''}}", "inputs: a.path: it is empty; `./` is the folder of this file"),
         ("inputs: {../a: 1}", "is not the name of an input"),
         ("inputs: {a: }", "inputs: it has no value"),
@@ -232,6 +237,9 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         assert!(found.starts_with("job.yml cannot be translated:\nline ") && found.contains(problem), "{added} gave {found}");
     }
     let of = |command: &str| refused(&format!("inputs: {{rate: 1, text: {{path: a b}}}}\ncommand: |\n  {command}\n")).what;
+    let unread = "inputs: {b: {typ: x}, c: {pat: x}}\ncommand: run_clm.py --train_file ${{inputs.b}} --seed ${{inputs.c}}\n";
+    let unread = refused(unread).what;
+    assert!(["b.typ: ", "c.pat: "].iter().all(|part| unread.contains(part)) && !unread.contains("have no"), "{unread}");
     for (command, problem) in [
         ("python run_clm.py --lr ${{inputs.rat}}", "line 2, command: `inputs` have no `rat`; did you mean `rate`?"),
         ("python run_clm.py --out ${{outputs.x}}", "command: `outputs` have no `x`"),
