@@ -96,8 +96,12 @@ fn arch(job: &mut Job, name: &str) -> Result<(), String> {
 }
 
 /// The directory that `fairseq-preprocess` wrote.
-#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
 fn data(job: &mut Job, directory: &str) -> Result<(), String> {
+    if let Some(first) = job.values.get(DATA).and_then(toml::Value::as_str) {
+        return Err(format!(
+            "fairseq has one word without a flag, its data, and that is {first}; of several directories write {first}:{directory}"
+        ));
+    }
     job.set(DATA, directory);
     Ok(())
 }

@@ -414,6 +414,8 @@ fn fairseq_counts_epochs_tokens_and_widths() {
     assert_eq!((amp.precision, amp.loss_scaling.hysteresis), (Precision::Fp16, 1));
     assert!((amp.loss_scaling.initial - 4.0).abs() < 1e-12);
     for (flags, problem) in [
+        ("other --batch-size 1", "other: fairseq has one word without a flag, its data, and that is data"),
+        ("--update-freq 4 2", "2: fairseq has one word without a flag"),
         ("--max-tokens 100", "--max-tokens: 100 are less than one block of 1024"),
         ("--batch-size 1 --decoder-ffn-embed-dim 64", "--decoder-ffn-embed-dim: 64 is not 4 times the width of 768"),
         ("--batch-size 1 --lr 0.1,0.2", "--lr: the peak of the learning rate is the same in all epochs"),
