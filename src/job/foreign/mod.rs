@@ -280,7 +280,8 @@ impl Job {
         let is_json = |file: &str| Path::new(file).extension().is_some_and(|extension| extension == "json");
         match words {
             [file] if is_json(file) && program.positional.is_none() => match json(file, read) {
-                Ok(flags) => return words::of_table(&flags),
+                Ok(serde_json::Value::Object(flags)) => return words::of_table(self, &flags, program.flags),
+                Ok(_) => self.problems.push(format!("{file}: flags belong into an object, as {{\"train_file\": \"a.txt\"}}")),
                 Err(problem) => self.problems.push(problem),
             },
             _ => return words.to_vec(),
@@ -293,7 +294,8 @@ impl Job {
         let inline = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
         let given = words::value_of(words, "deepspeed");
         match given.map(|given| if given.starts_with('{') { inline(&given) } else { json(&given, read) }) {
-            Some(Ok(config)) => self.deepspeed = Some(config),
+            Some(Ok(config)) if config.is_object() => self.deepspeed = Some(config),
+            Some(Ok(_)) => self.problems.push("--deepspeed: its configuration is an object, and this is none".to_owned()),
             Some(Err(problem)) => self.problems.push(format!("--deepspeed: {problem}")),
             None => {}
         }

@@ -1,5 +1,7 @@
 //! From a command line to flags and their values.
 
+use serde_json::Value;
+
 use super::{Act, Flag, Job, Meaning};
 use crate::job::wording::{self, near, or_without};
 
@@ -152,10 +154,28 @@ pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], abbrevi
     }
 }
 
-/// The flags that stand in a table, each with its value.
-pub(super) fn of_table(table: &serde_json::Value) -> Vec<String> {
-    let given = table.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-    given.map(|(name, value)| format!("--{name}={}", wording::value(value))).collect()
+/// Flags whose value may be a table.
+const OF_TABLES: [&str; 2] = ["deepspeed", "lr_scheduler_kwargs"];
+
+/// The flags that stand in a table, each with its value. What is not one text, number or truth, is one only of a flag that is left
+/// out.
+pub(super) fn of_table(job: &mut Job, table: &serde_json::Map<String, Value>, tables: &[&[Flag]]) -> Vec<String> {
+    let mut words = Vec::new();
+    for (name, value) in table.iter().filter(|(_, value)| !value.is_null()) {
+        let plain = name.replace('-', "_");
+        let (fits, wanted) = match find(tables, &plain, false).map(|flag| &flag.meaning) {
+            None | Some(Meaning::Nothing(_) | Meaning::Refused(_)) => (true, ""),
+            Some(Meaning::Text(_) | Meaning::Path(_)) => (value.is_string(), "one text"),
+            Some(_) if OF_TABLES.contains(&plain.as_str()) => (!value.is_array(), "one text or object"),
+            Some(_) => (!value.is_array() && !value.is_object(), "one text, number or truth"),
+        };
+        if fits {
+            words.push(format!("--{name}={}", wording::value(value)));
+        } else {
+            job.problems.push(format!("--{name}: {value} stands where {wanted} belongs"));
+        }
+    }
+    words
 }
 
 /// The value of a flag, wherever it stands.

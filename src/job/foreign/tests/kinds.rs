@@ -340,6 +340,7 @@ fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     assert_eq!(sum.lines().count(), 3, "{sum}");
     assert_eq!(with_config("", r#"{"gradient_allreduce_op": "mean", "sequence_parallel_size": 1}"#).0, train(""));
     tells(&notes, "ds_config comms_logger: the trainer has its own log");
+    assert!(refused_config("", "[1]").contains("--deepspeed: its configuration is an object, and this is none"));
     assert!(refused_config("", r#"{"torch_autocast": {"enabled": true}}"#).contains("without dtype torch takes float16"));
     for (dtype, precision) in
         [("bfloat16", Precision::Bf16), ("torch.bfloat16", Precision::Bf16), ("half", Precision::Fp16), ("float", Precision::Fp32)]
@@ -443,6 +444,14 @@ fn all_flags_may_stand_in_a_file() {
     assert!((train.power - 2.0).abs() < 1e-15 && (train.learning_rate - 1e-3).abs() < 1e-15);
     for (text, problem) in [
         ("{", "all.json: EOF"),
+        ("[1]", "all.json: flags belong into an object"),
+        (r#"{"train_file": ["a.txt", "v.txt"]}"#, r#"--train_file: ["a.txt","v.txt"] stands where one text belongs"#),
+        (r#"{"train-file": ["a.txt"]}"#, r#"--train-file: ["a.txt"] stands"#),
+        (r#"{"train_file": 5}"#, "--train_file: 5 stands where one text belongs"),
+        (r#"{"train_file": "a.txt", "model_name_or_path": ["gpt2"]}"#, r#"--model_name_or_path: ["gpt2"] stands"#),
+        (r#"{"train_file": "a.txt", "tokenizer_name": {"a": 1}}"#, r#"--tokenizer_name: {"a":1} stands"#),
+        (r#"{"train_file": "a.txt", "bf16": [true]}"#, "--bf16: [true] stands"),
+        (r#"{"train_file": "a.txt", "deepspeed": [1]}"#, "--deepspeed: [1] stands where one text or object belongs"),
         (r#"{"eval_step": 9}"#, "--eval_step=9: ftctl does not know this flag; did you mean --eval_steps?"),
     ] {
         let found = translated(text).expect_err(text).what;
