@@ -308,7 +308,12 @@ impl Job {
             let Some(name) = self.values.get(key).and_then(Value::as_str).map(str::to_owned) else { continue };
             let is_path = name.starts_with(['.', '/', '~']) || hub::is_name(&name);
             let is_here = || MODEL_FILES.iter().any(|file| read(&format!("{name}/{file}")).is_ok());
-            if is_path || Repository::parse(Kind::Models, &name).is_err() || is_here() {
+            if is_path || is_here() {
+                continue;
+            }
+            if Repository::parse(Kind::Models, &name).is_err() {
+                let taken = "it is taken for a directory that will be here; a name of the hub is OWNER/NAME";
+                self.note(flag, &format!("there is no directory {name} here, and no name of the hub is like it: {taken}"));
                 continue;
             }
             let on_hub = format!("{}{name}{revision}", hub::PREFIX);

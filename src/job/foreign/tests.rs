@@ -265,6 +265,19 @@ fn names_of_the_hub_are_those_of_a_job() {
         &notes(&run("--train_file a.txt --model_name_or_path owner/mine")),
         "--model_name_or_path: there is no directory owner/mine here, so it is of the hub; for one that will be here write ./owner/mine",
     );
+    for flags in [
+        "--model_name_or_path bert-base-uncased",
+        "--model_name_or_path gpt2 --tokenizer_name gpt2-typo",
+        "--model_name_or_path a/b/c",
+    ] {
+        let name = flags.rsplit(' ').next().unwrap_or_default();
+        let told = format!("there is no directory {name} here, and no name of the hub is like it: it is taken for a directory");
+        tells(&notes(&run(&format!("--train_file a.txt {flags}"))), &told);
+        let here = |_: &str| Ok("{}".to_owned());
+        let found = translate(&run(&format!("--train_file a.txt {flags}")), &here).expect("a job").notes;
+        assert!(!found.iter().any(|note| note.contains("there is no directory")), "{found:?}");
+        assert!(!notes(&run(&format!("--train_file a.txt {}", flags.replace(name, "./x")))).concat().contains("no directory"));
+    }
     let here = |file: &str| if file == "owner/mine/config.json" { Ok("{}".to_owned()) } else { Err(file.to_owned()) };
     let text = translate(&run("--train_file a.txt --model_name_or_path owner/mine"), &here).expect("a job").text;
     assert!(text.contains("initial_weights = \"owner/mine\""), "a directory that is here comes first: {text}");
