@@ -473,6 +473,16 @@ fn unknown_program(words: &[String]) -> Refused {
             return Refused { what: format!("{word} cannot become a job: it {why}"), fix: (*fix).to_owned() };
         }
     }
+    let is_stripped = |word: &&String| {
+        let names = || PROGRAMS.iter().flat_map(|program| program.names);
+        word.chars().nth(1) == Some(':') && names().any(|name| word.ends_with(name))
+    };
+    if let Some(word) = words.iter().find(is_stripped) {
+        return Refused {
+            what: format!("the command names no program that is known here: a shell reads {word}, without any backslash"),
+            fix: "write the path in quotation marks, or with / for each backslash".to_owned(),
+        };
+    }
     let name = |program: &Program| match program.told_by {
         Some(flag) => format!("{} with --{flag}", program.names[0]),
         None => program.names[0].to_owned(),
