@@ -281,8 +281,13 @@ fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
     let shown = format!("ds_config {}", path.trim_end_matches('.'));
     let Some(key) = find(path) else {
         let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
-        let next = wording::or_without(&wording::near(path, &known));
-        job.problems.push(format!("{shown}: ftctl does not know this key; {next}"));
+        let section = format!("{path}.");
+        let inside = known.iter().find(|name| name.starts_with(&section));
+        let next = || wording::or_without(&wording::near(path, &known));
+        job.problems.push(inside.map_or_else(
+            || format!("{shown}: ftctl does not know this key; {}", next()),
+            |name| format!("{shown}: {value} stands where an object belongs, with keys such as {}", &name[section.len()..]),
+        ));
         return;
     };
     let before = without_config(flags, &key.meaning);

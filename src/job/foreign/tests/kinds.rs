@@ -346,6 +346,15 @@ fn schedules_and_sections_of_deepspeed_are_translated_or_noted() {
     assert_eq!(sum.lines().count(), 3, "{sum}");
     assert_eq!(with_config("", r#"{"gradient_allreduce_op": "mean", "sequence_parallel_size": 1}"#).0, train(""));
     tells(&notes, "ds_config comms_logger: the trainer has its own log");
+    for (config, problem) in [
+        (r#"{"fp16": true}"#, "ds_config fp16: true stands where an object belongs, with keys such as enabled"),
+        (r#"{"optimizer": "AdamW"}"#, "ds_config optimizer: AdamW stands where an object belongs, with keys such as type"),
+        (r#"{"scheduler": {"params": 3}}"#, "ds_config scheduler.params: 3 stands where an object belongs"),
+        (r#"{"fp": true}"#, "ds_config fp: ftctl does not know this key"),
+    ] {
+        let found = refused_config("", config);
+        assert!(found.contains(problem), "{config} gave {found}");
+    }
     assert!(refused_config("", "[1]").contains("--deepspeed: its configuration is an object, and this is none"));
     assert!(refused_config("", r#"{"torch_autocast": {"enabled": true}}"#).contains("without dtype torch takes float16"));
     for (dtype, precision) in
