@@ -268,8 +268,7 @@ fn write_text(
     let around_texts = directory_of_tokenizer.map_or_else(|| Ok(Vec::new()), Tokenizer::around_each_text)?;
     let about = text::about_the_data(&inputs.train, &config.train).map(|file| file.display().to_string());
     let shared = inputs.shared() as u64;
-    let mut seen = FxHashSet::default();
-    let repeated = config.train.iter().find(|name| !seen.insert(*name)).cloned();
+    let repeated = text::repeated(&config.train).cloned();
     let mut remarks = Remarks { about, repeated, shared, around_texts, ..Remarks::default() };
     let selection = Selection::make(config, inputs, specials, &mut remarks, progress)?;
     let learnt = match (&known, config.tokenizer.vocabulary) {

@@ -578,8 +578,10 @@ fn a_description_among_the_data_is_told() {
     assert!(all.len() == 1 && all[0].contains("README.md looks like a description of the data"), "{all:?}");
     assert_eq!(told(&["a.txt", "README.md"], "named"), [""; 0]);
     assert_eq!(told(&["b"], "only"), [""; 0], "those are the data");
-    let twice = told(&["a.txt", "a.txt"], "twice");
-    assert!(twice.len() == 1 && twice[0].contains("a.txt is named more than once, and read once"), "{twice:?}");
+    for (number, again) in ["a.txt", "b/../a.txt", "./a.txt"].into_iter().enumerate() {
+        let twice = told(&["a.txt", again], &format!("twice-{number}"));
+        assert!(twice.len() == 1 && twice[0].contains(&format!("{again} is named more than once, and read once")), "{twice:?}");
+    }
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn sources(mut packages: Vec<Package>) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for source in packages.iter().filter_map(|package| Some(package.manifest_path.parent()?.join("src"))) {
         if source.is_dir() {
-            walk(&source, &mut files)?;
+            files.extend(walk(&source)?);
         }
     }
     files.retain(|file| is_program_text(file));

@@ -1,7 +1,9 @@
 //! Which files `[data]` names.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
+use glob::{Pattern, PatternError};
 use rustc_hash::FxHashSet;
 
 use crate::data::DataError;
@@ -16,8 +18,25 @@ pub fn find(names: &[String]) -> Result<Vec<PathBuf>, DataError> {
         files.extend(if plain { expand(Path::new(name))? } else { matches(name)? });
     }
     let mut seen = FxHashSet::default();
-    files.retain(|file| seen.insert(file.clone()));
+    files.retain(|file| seen.insert(place(file)));
     Ok(files)
+}
+
+/// The first name that stands there before, in whatever spelling.
+pub fn repeated(names: &[String]) -> Option<&String> {
+    let mut seen = FxHashSet::default();
+    names.iter().find(|name| !seen.insert(place(Path::new(name))))
+}
+
+/// A path in the one spelling that all of its spellings share. A link to a file is a file of its own: in the hub's cache each file
+/// is one, and those of the same content lead to the same place.
+fn place(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let found = match (whole.parent(), whole.file_name()) {
+        (Some(folder), Some(name)) if !whole.is_dir() => folder.canonicalize().map(|folder| folder.join(name)),
+        _ => whole.canonicalize(),
+    };
+    found.unwrap_or(whole)
 }
 
 /// Names of files that tell of the data beside them, without the extension: those of repositories, and of `datasets`' own.
@@ -39,15 +58,11 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?', '['])
 }
 
+/// A folder's part of a pattern that stands for any number of folders, also for none.
+const ANY_DEPTH: &str = "**";
+
 fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
-    let bad = |error: glob::PatternError| DataError::BadPattern { pattern: pattern.to_owned(), reason: error.to_string() };
-    let mut files = Vec::new();
-    for entry in glob::glob(pattern).map_err(bad)? {
-        let path = entry.map_err(|error| DataError::reading(error.path(), std::io::Error::from(error.error().kind())))?;
-        if !is_hidden(&path) && is_file(&path)? {
-            files.push(path);
-        }
-    }
+    let files = search(Path::new(if pattern.starts_with('/') { "/" } else { "" }), pattern)?;
     if files.is_empty() { Err(DataError::NoMatch { pattern: pattern.to_owned() }) } else { Ok(files) }
 }
 
@@ -59,33 +74,73 @@ fn expand(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if !metadata.is_dir() {
         return Err(DataError::NotAFile { path: path.to_owned() });
     }
-    let mut files = Vec::new();
-    walk(path, &mut files)?;
+    let files = walk(path)?;
     if files.is_empty() { Err(DataError::EmptyDirectory { path: path.to_owned() }) } else { Ok(files) }
 }
 
-/// Adds all regular files below a directory, sorted by name. Links to directories are followed, and each
-/// directory is read once: links can form a circle.
-pub(super) fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    walk_once(directory, &mut FxHashSet::default(), files)
+/// All regular files below a directory, as a pattern finds them.
+pub(super) fn walk(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
+    search(directory, ANY_DEPTH)
 }
 
-fn walk_once(directory: &Path, seen: &mut FxHashSet<PathBuf>, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let reading = |error| DataError::reading(directory, error);
-    if !seen.insert(directory.canonicalize().map_err(reading)?) {
-        return Ok(());
-    }
-    let list = || std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-    let mut paths = list().map_err(reading)?;
-    paths.sort();
-    for path in paths.into_iter().filter(|path| !is_hidden(path)) {
-        if path.is_dir() {
-            walk_once(&path, seen, files)?;
-        } else if is_file(&path)? {
-            files.push(path);
+fn search(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    let bad = |error: PatternError| DataError::BadPattern { pattern: pattern.to_owned(), reason: error.to_string() };
+    Pattern::new(pattern).map_err(bad)?;
+    let any_file = pattern.ends_with(ANY_DEPTH).then_some("*");
+    let parts = pattern.split('/').chain(any_file).map(Pattern::new).collect::<Result<Vec<_>, _>>().map_err(bad)?;
+    let mut search = Search::default();
+    search.below(directory, &parts)?;
+    Ok(search.files)
+}
+
+/// The regular files that a pattern finds, sorted by name. Links to directories are followed, and nothing hidden is found that
+/// the pattern does not name with its dot.
+#[derive(Default)]
+struct Search {
+    /// Directories, each with the length of the pattern that was left there. One is read once: links can form a circle.
+    seen: FxHashSet<(PathBuf, usize)>,
+    files: Vec<PathBuf>,
+}
+
+impl Search {
+    /// `parts` are what the names below the directory have to match, one after another.
+    fn below(&mut self, directory: &Path, parts: &[Pattern]) -> Result<(), DataError> {
+        let reading = |error| DataError::reading(directory, error);
+        let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+        let any_depth = parts.iter().take_while(|part| part.as_str() == ANY_DEPTH).count();
+        let Some((part, rest)) = parts[any_depth..].split_first() else { return Ok(()) };
+        if !self.seen.insert((here.canonicalize().map_err(reading)?, rest.len())) {
+            return Ok(());
         }
+        if any_depth == 0 && !is_pattern(part.as_str()) {
+            return self.found(&directory.join(part.as_str()), rest);
+        }
+        let list = || std::fs::read_dir(here)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>();
+        let mut names = list().map_err(reading)?;
+        names.sort();
+        for name in names {
+            let (path, name) = (directory.join(&name), name.to_string_lossy());
+            let is_hidden = name.starts_with('.');
+            if (!is_hidden || part.as_str().starts_with('.')) && part.matches(&name) {
+                self.found(&path, rest)?;
+            }
+            if any_depth > 0 && !is_hidden && path.is_dir() {
+                self.below(&path, parts)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Takes a file that matches the whole pattern, or goes on below a directory.
+    fn found(&mut self, path: &Path, rest: &[Pattern]) -> Result<(), DataError> {
+        if !rest.is_empty() {
+            return if path.is_dir() { self.below(path, rest) } else { Ok(()) };
+        }
+        if is_file(path)? {
+            self.files.push(path.to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// Whether a regular file is there. A link that leads to nothing stood for one.
@@ -94,8 +149,4 @@ fn is_file(path: &Path) -> Result<bool, DataError> {
         Ok(target) if !path.exists() => Err(DataError::Dangling { path: path.to_owned(), target }),
         _ => Ok(path.is_file()),
     }
-}
-
-fn is_hidden(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }

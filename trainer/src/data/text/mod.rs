@@ -11,7 +11,7 @@ mod thrift;
 
 pub use cargo::{cargo_dependencies, cargo_dependencies_here, cargo_program};
 pub use documents::{Findings, Part, Reading, documents};
-pub use files::{about_the_data, find};
+pub use files::{about_the_data, find, repeated};
 pub(crate) use source::refuse_other_content;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Files as other programs write them, kind by kind.
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
 use super::*;
@@ -326,6 +327,43 @@ fn links_to_directories_are_followed_once() {
     let found = find(&[root.to_owned()]).unwrap();
     let names: Vec<_> = found.iter().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap()).collect();
     assert_eq!(names, ["a.txt", "linked/deep/b.txt"]);
+}
+
+#[test]
+fn a_pattern_finds_what_a_directory_has() {
+    let folder = Folder::new();
+    let odd = std::ffi::OsStr::from_bytes(b"d/\xff.txt").to_string_lossy().into_owned();
+    let root = folder.0.path().to_str().unwrap().to_owned();
+    for name in ["d/b.txt", "d/a/z.txt", "d/a/y.csv", "d/.venv/lib/x.txt", "d/a/.x.txt", "d/c/d/w.txt"] {
+        folder.file(name, "text");
+    }
+    std::fs::write(folder.0.path().join(std::ffi::OsStr::from_bytes(b"d/\xff.txt")), "text").unwrap();
+    for (link, to) in [("d/a/up", ".."), ("d/c/up", "../.."), ("d/other", "a"), ("d/link.txt", "b.txt")] {
+        symlink(to, folder.0.path().join(link)).unwrap();
+    }
+    let found = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|name| format!("{root}/{name}")).collect();
+        let strip = |path: PathBuf| path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        find(&names).unwrap().into_iter().map(strip).collect::<Vec<_>>()
+    };
+    let all = ["d/a/y.csv", "d/a/z.txt", "d/b.txt", "d/c/d/w.txt", "d/link.txt", &odd];
+    for name in ["d", "d/", "d/**", "d/**/*", "d/**/**/*", "d/**/*.*", "d/../d/**/*"] {
+        let names = found(&[name]).into_iter().map(|name| name.replace("d/../", "")).collect::<Vec<_>>();
+        assert_eq!(names, all, "{name}");
+    }
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&["d/**/*.txt"], &["d/a/z.txt", "d/b.txt", "d/c/d/w.txt", "d/link.txt", &odd]),
+        (&["d/*.txt"], &["d/b.txt", "d/link.txt", &odd]),
+        (&["d/?.txt"], &["d/b.txt", &odd]),
+        (&["d/*/?.*"], &["d/a/y.csv", "d/a/z.txt"]),
+        (&["d/.venv/**/*.txt"], &["d/.venv/lib/x.txt"]),
+        (&["d/.*/*/*", "d/**/.x*"], &["d/.venv/lib/x.txt", "d/a/.x.txt"]),
+        (&["d/a/up/b.txt", "d/b.txt", "d/b.*"], &["d/a/up/b.txt"]),
+        (&["d/other/z.txt", "d/a/*.*"], &["d/other/z.txt", "d/a/y.csv"]),
+    ];
+    for (names, expected) in cases {
+        assert_eq!(found(names), expected, "{names:?}");
+    }
 }
 
 /// A text that is not there is missed, and not passed over.
