@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use super::shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
+use super::shape::{LAYER_NORM_EPSILON, PUBLISHED_VOCABULARY, Shape, ShapeError};
 use super::xglm;
 use crate::files::{is_lfs_pointer, read_text};
 use crate::settings::Variant;
@@ -43,12 +43,15 @@ const FIXED: [(&str, Value, &str); 6] = [
 /// Names of the tanh form of GELU in transformers, which computes it in a different way for each.
 const TANH_GELU: [&str; 5] = ["gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"];
 
-/// Other names that transformers takes for the same numbers.
-const ALIASES: [(&str, &str); 4] = [
+/// Other names that transformers takes for the same numbers, before their own.
+const ALIASES: [(&str, &str); 7] = [
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
     ("n_head", "num_attention_heads"),
     ("n_positions", "max_position_embeddings"),
+    ("d_model", "hidden_size"),
+    ("num_layers", "num_hidden_layers"),
+    ("attention_heads", "num_attention_heads"),
 ];
 
 impl Shape {
@@ -125,7 +128,7 @@ fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
         width,
         context,
         vocabulary: number(config, "vocab_size", Some(PUBLISHED_VOCABULARY))?,
-        layer_norm_epsilon: config.get("layer_norm_epsilon").and_then(Value::as_f64).unwrap_or(1e-5),
+        layer_norm_epsilon: epsilon(config)?,
         variant: Variant::Gpt2,
     })
 }
@@ -150,7 +153,20 @@ pub(super) fn expect_dtype(config: &Map<String, Value>) -> Result<(), String> {
 
 pub(super) fn number(config: &Map<String, Value>, key: &str, default: Option<usize>) -> Result<usize, String> {
     let alias = ALIASES.iter().find(|(known, _)| *known == key).map(|(_, alias)| optional_number(config, alias)).transpose()?;
-    optional_number(config, key)?.or(alias.flatten()).or(default).ok_or_else(|| format!("{key} is missing"))
+    let own = optional_number(config, key)?;
+    alias.flatten().or(own).or(default).ok_or_else(|| format!("{key} is missing"))
+}
+
+fn epsilon(config: &Map<String, Value>) -> Result<f64, String> {
+    let key = "layer_norm_epsilon";
+    match config.get(key) {
+        None | Some(Value::Null) => Ok(LAYER_NORM_EPSILON),
+        Some(found) => {
+            let number = found.as_f64().filter(|number| *number >= 0.0);
+            number
+                .ok_or_else(|| format!("{key} = {found} is not a number of zero or more, which a layer norm adds to the variance"))
+        }
+    }
 }
 
 pub(super) fn optional_number(config: &Map<String, Value>, key: &str) -> Result<Option<usize>, String> {
@@ -227,12 +243,33 @@ mod tests {
             ("n_layer", json!(-2), "whole number"),
             ("n_embd", json!(1_u64 << 62), "32 bits"),
             ("n_layer", json!(1_u64 << 62), "32 bits"),
+            ("layer_norm_epsilon", json!("1e-3"), "not a number of zero or more"),
+            ("layer_norm_epsilon", json!(-1.0), "not a number of zero or more"),
+            ("layer_norm_epsilon", json!(true), "not a number of zero or more"),
+            ("layer_norm_epsilon", json!([1e-5]), "not a number of zero or more"),
         ];
         for (key, value, expected) in cases {
             let reason = changed(key, value).expect_err("must be refused");
             assert!(reason.contains(expected) && reason.contains(key), "{reason}");
         }
         assert!(changed("n_inner", json!(3072)).is_ok());
+    }
+
+    #[test]
+    fn numbers_are_those_that_transformers_takes() {
+        let taken = |key, value| changed(key, value).expect("supported");
+        for (value, expected) in [(json!(1e-3), 1e-3_f64), (json!(0), 0.0), (json!(1), 1.0), (Value::Null, 1e-5)] {
+            assert_eq!(taken("layer_norm_epsilon", value).layer_norm_epsilon.to_bits(), expected.to_bits());
+        }
+        assert_eq!(taken("num_hidden_layers", json!(2)).layers, 2);
+        assert_eq!(taken("num_attention_heads", json!(6)).heads, 6);
+        assert_eq!(taken("hidden_size", json!(96)).width, 96);
+        assert_eq!(taken("max_position_embeddings", json!(7)).context, 7);
+        assert_eq!(taken("hidden_size", Value::Null).width, 768);
+        let xglm = json!({"model_type": "xglm", "d_model": 8, "ffn_dim": 64, "hidden_size": 16, "num_hidden_layers": 2,
+            "num_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 32});
+        let shape = Shape::of_config(&xglm).expect("supported");
+        assert_eq!((shape.width, shape.layers, shape.heads, shape.context), (16, 2, 4, 32));
     }
 
     #[test]
