@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use memmap2::{Advice, Mmap};
 use rustc_hash::FxHashMap;
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
 use thiserror::Error;
@@ -39,6 +39,8 @@ pub enum FileError {
     Open { path: PathBuf, source: std::io::Error },
     #[error("{} is a pointer of git-lfs, not the file itself; `git lfs pull` in its repository fetches the file", .0.display())]
     Pointer(PathBuf),
+    #[error("{} is empty: it may be truncated, fetch or write it again", .0.display())]
+    Empty(PathBuf),
     #[error("{} is text, and no file of weights: it begins with {beginning:?}; fetch it again", path.display())]
     Text { path: PathBuf, beginning: String },
     #[error("{} is not a complete safetensors file ({source}); it may be truncated, fetch or write it again", path.display())]
@@ -89,10 +91,15 @@ impl TensorFile {
             }
             content if content.starts_with(ZIP) => of_torch(zipped(content))?,
             content if content.starts_with(OLD) => of_torch(old(content))?,
-            content if content.first() == Some(&0x80) && path.extension().is_some_and(|extension| extension == "bin") => {
-                of_torch(Err("it is some other pickle".to_owned()))?
-            }
-            content => safetensors(content).map_err(|source| FileError::Format { path: path.to_owned(), source })?,
+            [] => return Err(FileError::Empty(path.to_owned())),
+            content => match safetensors(content) {
+                // Some program may have written the one under the name of the other.
+                Err(_) if path.extension().is_some_and(|extension| extension == "bin") => {
+                    let is_pickle = content.starts_with(b"\x80");
+                    of_torch(Err(if is_pickle { "it is some other pickle" } else { "it does not begin like one" }.to_owned()))?
+                }
+                read => read.map_err(|source| FileError::Format { path: path.to_owned(), source })?,
+            },
         };
         Ok(Self { path: path.to_owned(), map, entries })
     }
@@ -112,6 +119,11 @@ impl TensorFile {
 
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
+    }
+
+    /// Tells the system how the tensors will be read. Best effort: it changes the time alone.
+    pub(super) fn advise(&self, advice: Advice) {
+        let _ = self.map.advise(advice);
     }
 
     /// The bytes of a tensor, where it has some.
@@ -185,26 +197,35 @@ fn old(content: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
 /// The tensors of a pickle by their names, in the storages that it names.
 fn entries(pickle: &Pickle<'_>, storages: &FxHashMap<&str, Range<usize>>) -> Result<BTreeMap<String, Entry>, String> {
     let entry = |(name, view): (String, View)| {
-        let bytes = storages.get(view.storage.key.as_str()).and_then(|storage| within(&view, storage));
-        let bytes = bytes.ok_or_else(|| format!("tensor {} is not in it", name.escape_debug()))?;
+        let storage = storages.get(view.storage.key.as_str());
+        let bytes = storage.ok_or("is not in it").and_then(|storage| within(&view, storage));
+        let bytes = bytes.map_err(|why| format!("tensor {} {why}", name.escape_debug()))?;
         let strides = (!follow_one_another(&view)).then_some(view.strides);
         Ok((name, Entry { dtype: view.storage.dtype, shape: view.size, strides, bytes }))
     };
     pickle.tensors()?.into_iter().map(entry).collect()
 }
 
-/// The bytes from the first element of a view to its last.
-fn within(view: &View, storage: &Range<usize>) -> Option<Range<usize>> {
+/// The bytes of a view in its storage.
+fn within(view: &View, storage: &Range<usize>) -> Result<Range<usize>, &'static str> {
+    let (bytes, count) = spread(view, storage.start).filter(|(bytes, _)| bytes.end <= storage.end).ok_or("is not in it")?;
+    let numbers = view.size.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
+    // A number that stands for many is no tensor of a model.
+    if numbers.is_none_or(|numbers| numbers > count) {
+        return Err("has numbers that stand for several each, as `expand` makes them; save its `.contiguous()`");
+    }
+    Ok(bytes)
+}
+
+/// The bytes from the first element of a view to its last, and how many elements have room there.
+fn spread(view: &View, start: usize) -> Option<(Range<usize>, usize)> {
     let size = view.storage.dtype.bitsize() / 8;
     let is_empty = view.size.contains(&0);
     let steps = view.size.iter().zip(&view.strides).map(|(size, stride)| size.saturating_sub(1).checked_mul(*stride));
     let last = steps.into_iter().try_fold(0_usize, |sum, step| sum.checked_add(step?))?;
     let count = if is_empty { 0 } else { last.checked_add(1)? };
-    let start = storage.start.checked_add(view.offset.checked_mul(size)?)?;
-    let end = start.checked_add(count.checked_mul(size)?)?;
-    // A number that stands for many is no tensor of a model.
-    let numbers = view.size.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))?;
-    (end <= storage.end && numbers <= count).then_some(start..end)
+    let start = start.checked_add(view.offset.checked_mul(size)?)?;
+    Some((start..start.checked_add(count.checked_mul(size)?)?, count))
 }
 
 fn follow_one_another(view: &View) -> bool {

@@ -1,9 +1,12 @@
 //! The files of a Hugging Face directory that hold a model, and whether they fit its configuration. Only headers are read: a
 //! model of any size takes milliseconds.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
+use half::{bf16, f16};
+use memmap2::Advice;
 use safetensors::tensor::Dtype;
 use thiserror::Error;
 
@@ -31,8 +34,10 @@ const WEIGHTS: [(&str, bool); 4] = [
 const LONGEST_INDEX: u64 = 16 << 20;
 /// Bytes of head and embedding that are compared where only headers are to be read, at either end.
 const GLANCE: usize = 1 << 16;
-/// Bytes of each tensor that are looked at then: a page.
-const BEGINNING: usize = 1 << 12;
+/// Bytes of each tensor that are looked at then, at either end: a page.
+const PAGE: usize = 1 << 12;
+/// Numbers that are looked at instead where each may lie on a page of its own.
+const APART: usize = 4;
 
 /// The file that peft writes beside the weights of adapters.
 pub const ADAPTERS: &str = "adapter_config.json";
@@ -94,8 +99,11 @@ pub enum ModelError {
     Missing { path: PathBuf, name: String },
     #[error("{}: tensor {name} does not belong to the GPT-2 that config.json describes", path.display())]
     Unexpected { path: PathBuf, name: String },
-    #[error("{}: tensor {name} is there twice, under two names", path.display())]
-    Twice { path: PathBuf, name: String },
+    #[error(
+        "tensor {name} is there twice, as {} in {} and as {} in {}; take one out",
+        first.1, first.0.display(), second.1, second.0.display()
+    )]
+    Twice { name: String, first: (PathBuf, String), second: (PathBuf, String) },
     #[error("{}: tensor {name} has dimensions {found:?}, config.json calls for {expected:?}", path.display())]
     Dimensions { path: PathBuf, name: String, expected: Vec<i64>, found: Vec<i64> },
     #[error("{}: tensor {name} holds NaN or infinity; the weights are damaged or the run that wrote them diverged", path.display())]
@@ -140,15 +148,19 @@ impl ModelFiles {
         for (index, file) in files.iter().enumerate() {
             for name in file.names() {
                 let known = canonical(&name, shape.variant);
-                let (path, stored) = (file.path().to_owned(), Stored { file: index, name });
-                if found.insert(known.clone(), stored).is_some() {
-                    return Err(ModelError::Twice { path, name: known });
+                let second = (file.path().to_owned(), name.clone());
+                if let Some(first) = found.insert(known.clone(), Stored { file: index, name }) {
+                    let first = (files[first.file].path().to_owned(), first.name);
+                    return Err(ModelError::Twice { name: known, first, second });
                 }
             }
         }
         let mut model = Self { shape, files, head: found.remove(HEAD), found };
         model.tie();
+        // Else each page would bring its neighbours from the disk: of a model of 6 GB that takes seconds.
+        model.files.iter().for_each(|file| file.advise(Advice::Random));
         model.check(directory)?;
+        model.files.iter().for_each(|file| file.advise(Advice::Normal));
         Ok(model)
     }
 
@@ -193,16 +205,15 @@ impl ModelFiles {
         self.check_numbers(stored, name)
     }
 
-    /// Refuses a dtype that is not read here, and a tensor that begins with NaN or infinity, as those of a run that diverged do.
-    /// What comes later is seen when it is read.
+    /// Refuses a dtype that is not read here, and a tensor that begins or ends with NaN or infinity, as those of a run that
+    /// diverged do. What lies between is seen when it is read.
     fn check_numbers(&self, stored: &Stored, name: &str) -> Result<(), ModelError> {
         let (entry, path) = (self.entry(stored), self.file(stored).path().to_owned());
         match entry.dtype {
             Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64 | Dtype::I64 => {}
             dtype => return Err(FileError::Dtype { path, name: name.to_owned(), dtype }.into()),
         }
-        let bytes = self.file(stored).bytes(entry);
-        if are_numbers(&bytes[..bytes.len().min(BEGINNING)], entry.dtype) {
+        if self.ends(stored, PAGE).iter().flatten().all(|number| number.is_finite()) {
             return Ok(());
         }
         Err(ModelError::NotFinite { path, name: name.to_owned() })
@@ -214,14 +225,35 @@ impl ModelFiles {
         self.check_numbers(head, HEAD)?;
         let name = &parts(&self.shape.tensors()[0], self.shape.variant).0[0];
         let embedding = &self.found[name];
-        let (of_head, of_embedding) = (self.entry(head), self.entry(embedding));
-        let is_comparable = of_head.dtype == of_embedding.dtype && of_head.strides == of_embedding.strides;
-        let [left, right] = [(head, of_head), (embedding, of_embedding)].map(|(stored, entry)| self.file(stored).bytes(entry));
-        let ends = |bytes: &[u8]| [bytes[..bytes.len().min(GLANCE)].to_vec(), bytes[bytes.len().saturating_sub(GLANCE)..].to_vec()];
-        if of_head.shape != of_embedding.shape || is_comparable && ends(left) != ends(right) {
-            return Err(ModelError::UntiedHead { path: self.file(head).path().to_owned() });
+        let [first, last] = self.ends(head, GLANCE);
+        let [own_first, own_last] = self.ends(embedding, GLANCE);
+        let is_same = |(left, right): (&f32, &f32)| left.partial_cmp(right).is_some_and(Ordering::is_eq);
+        let is_tied = first.iter().zip(&own_first).all(is_same) && last.iter().rev().zip(own_last.iter().rev()).all(is_same);
+        if self.entry(head).shape == self.entry(embedding).shape && is_tied {
+            return Ok(());
         }
-        Ok(())
+        Err(ModelError::UntiedHead { path: self.file(head).path().to_owned() })
+    }
+
+    /// The first numbers of a tensor and the last, of so many bytes at most.
+    fn ends(&self, stored: &Stored, most: usize) -> [Vec<f32>; 2] {
+        let entry = self.entry(stored);
+        let bytes = self.file(stored).bytes(entry);
+        let Some(strides) = &entry.strides else {
+            let most = most.min(bytes.len());
+            return [&bytes[..most], &bytes[bytes.len() - most..]].map(|bytes| numbers(bytes, entry.dtype));
+        };
+        let (size, count) = (entry.dtype.bitsize() / 8, entry.shape.iter().product::<usize>());
+        let number = |mut place: usize| {
+            let at = entry.shape.iter().zip(strides).rev().map(|(size, stride)| {
+                let index = place % size;
+                place /= size;
+                index * stride
+            });
+            let at = at.sum::<usize>() * size;
+            numbers(bytes.get(at..at + size).unwrap_or_default(), entry.dtype)
+        };
+        [0..count.min(APART), count.saturating_sub(APART)..count].map(|places| places.flat_map(number).collect())
     }
 
     /// Where the tensor of this name is.
@@ -241,20 +273,18 @@ impl ModelFiles {
     }
 }
 
-/// Whether none of these is NaN or infinite: those have all bits of the exponent.
-fn are_numbers(bytes: &[u8], dtype: Dtype) -> bool {
-    let (size, exponent) = match dtype {
-        Dtype::F16 => (2, 0x7C00),
-        Dtype::BF16 => (2, 0x7F80),
-        Dtype::F32 => (4, 0x7F80_0000),
-        Dtype::F64 => (8, 0x7FF0_0000_0000_0000),
-        _ => return true,
-    };
-    bytes.chunks_exact(size).all(|number| {
-        let mut bits = [0; 8];
-        bits[..size].copy_from_slice(number);
-        u64::from_le_bytes(bits) & exponent != exponent
-    })
+/// The numbers of a file as a run reads them.
+fn numbers(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    fn each<const SIZE: usize>(bytes: &[u8], number: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
+    }
+    match dtype {
+        Dtype::F16 => each(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        Dtype::BF16 => each(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        Dtype::F32 => each(bytes, f32::from_le_bytes),
+        Dtype::F64 => each(bytes, |bytes| f64::from_le_bytes(bytes) as f32),
+        _ => each(bytes, |bytes| i64::from_le_bytes(bytes) as f32),
+    }
 }
 
 /// The tensors of a file that a model's tensor is made of, below each other, and the dimensions of each.

@@ -29,6 +29,7 @@ fn write(path: &Path, tensors: &Tensors) {
     for (name, dtype, shape) in tensors {
         let first = end;
         let size = match *dtype {
+            "F64" => 8,
             "F32" => 4,
             "F8_E4M3" => 1,
             _ => 2,
@@ -121,7 +122,10 @@ fn what_does_not_fit_is_named() {
         (&|tensors| tensors[2].2 = vec![5], "transformer.h.0.ln_1.weight has dimensions [5], config.json calls for [8]"),
         (&|tensors| tensors[2].1 = "I16", "transformer.h.0.ln_1.weight has dtype I16"),
         (&|tensors| tensors.push(("adapter.weight".to_owned(), "F32", vec![2, 8])), "adapter.weight does not belong"),
-        (&|tensors| tensors.push(("wte.weight".to_owned(), "F32", vec![29, 8])), "wte.weight is there twice"),
+        (
+            &|tensors| tensors.push(("wte.weight".to_owned(), "F32", vec![29, 8])),
+            "tensor transformer.wte.weight is there twice, as transformer.wte.weight in ",
+        ),
         (
             &|tensors| tensors.push(("lm_head.weight".to_owned(), "F32", vec![30, 8])),
             "lm_head.weight differs from the token embedding",
@@ -145,22 +149,31 @@ fn what_does_not_fit_is_named() {
 /// A run that diverged leaves such.
 #[test]
 fn weights_that_are_no_numbers_are_refused() {
-    let of = |dtype: &'static str, number: &[u8]| {
-        let mut tensors = tensors(&shape());
+    // Longer than what is looked at from either end.
+    let shape = Shape { vocabulary: 2_900, ..shape() };
+    let with = |dtype: &'static str, number: &[u8], is_last: bool| {
+        let mut tensors = tensors(&shape);
         for tensor in &mut tensors {
             tensor.1 = dtype;
         }
-        let model = Model::new(&shape(), &tensors);
+        let model = Model::new(&shape, &tensors);
         let path = model.path("model.safetensors");
         let mut bytes = std::fs::read(&path).unwrap();
         let first = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        bytes[first..first + number.len()].copy_from_slice(number);
+        let place = first + if is_last { (8 * shape.vocabulary - 1) * number.len() } else { 0 };
+        bytes[place..place + number.len()].copy_from_slice(number);
         std::fs::write(&path, bytes).unwrap();
-        model.open().err()
+        model.open().err().map(|message| message.replace(&model.0.path().display().to_string(), ""))
+    };
+    let of = |dtype, number: &[u8]| {
+        let [first, last] = [false, true].map(|is_last| with(dtype, number, is_last));
+        assert_eq!(first, last, "{dtype}");
+        first
     };
     for (dtype, number) in [
         ("F32", &f32::NAN.to_le_bytes()[..]),
         ("F32", &f32::NEG_INFINITY.to_le_bytes()),
+        ("F64", &1e300_f64.to_le_bytes()),
         ("F16", &0x7E00_u16.to_le_bytes()),
         ("BF16", &0xFF80_u16.to_le_bytes()),
     ] {
@@ -227,6 +240,28 @@ fn what_lies_there_instead_is_named() {
     assert!(message.contains("tensor adapter.weight does not belong"), "by its own name: {message}");
 }
 
+#[test]
+fn a_head_of_another_precision_is_compared_by_its_numbers() {
+    let mut stored = tensors(&shape());
+    stored.push(("lm_head.weight".to_owned(), "BF16", vec![29, 8]));
+    let model = Model::new(&shape(), &stored);
+    let path = model.path("model.safetensors");
+    let zeros = std::fs::read(&path).unwrap();
+    let first = 8 + u64::from_le_bytes(zeros[..8].try_into().unwrap()) as usize;
+    let with = |embedding: f32, head: u16| {
+        let mut bytes = zeros.clone();
+        bytes[first..first + 4].copy_from_slice(&embedding.to_le_bytes());
+        let at = bytes.len() - 29 * 8 * 2;
+        bytes[at..at + 2].copy_from_slice(&head.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        model.open().map(drop)
+    };
+    assert_eq!(with(1.0, 0x3f80), Ok(()));
+    for (embedding, head) in [(1.01, 0x3f81), (0.0, 0x3f80)] {
+        assert!(with(embedding, head).unwrap_err().contains("lm_head.weight differs from the token embedding"), "{embedding}");
+    }
+}
+
 /// 6 GB, of which the header is read.
 #[test]
 fn a_model_of_any_size_is_checked_by_its_header() {
@@ -276,6 +311,14 @@ fn shards_of_either_kind_are_one_model() {
     }
     model.put("pytorch_model.bin.index.json", json!({ "weight_map": map }).to_string());
     model.open().unwrap();
+    write(&model.path("model-1.safetensors"), &tensors(&shape())[8..].to_vec());
+    let message = model.open().unwrap_err();
+    let name = &tensors(&shape())[8].0;
+    assert!(message.starts_with(&format!("tensor {name} is there twice, as {name} in ")), "{message}");
+    assert!(
+        message.contains(&format!("model-0.safetensors and as {name} in ")) && message.ends_with("; take one out"),
+        "{message}"
+    );
     std::fs::remove_file(model.path("model-1.safetensors")).unwrap();
     assert!(model.open().unwrap_err().contains("cannot open"));
 }
@@ -345,9 +388,17 @@ fn a_pickle_runs_nothing() {
         let error = pickle::Pickle::read(&pickle).and_then(|pickle| pickle.tensors().map(drop)).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    std::fs::write(&path, b"\x80\x02cos\nsystem\n.").unwrap();
-    let message = TensorFile::open(&path).unwrap_err().to_string();
-    assert!(message.contains("pytorch_model.bin is not a complete file of torch.save with nothing but tensors"), "{message}");
+    for (content, expected) in [
+        (&b"\x80\x02cos\nsystem\n."[..], "is not a complete file of torch.save with nothing but tensors: it is some other pickle"),
+        (b"\x01\x02", "is not a complete file of torch.save with nothing but tensors: it does not begin like one"),
+        (b"", "is empty: it may be truncated, fetch or write it again"),
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let message = TensorFile::open(&path).unwrap_err().to_string();
+        assert!(message.contains(&format!("pytorch_model.bin {expected}")), "{message}");
+    }
+    let expanded = TensorFile::open(&kept("expanded")).unwrap_err().to_string();
+    assert!(expanded.contains("tensor transformer.ln_f.bias has numbers that stand for several each, as `expand`"), "{expanded}");
     for name in ["zip", "old", "inside"] {
         let whole = std::fs::read(kept(name)).unwrap();
         for length in 0..whole.len() {
