@@ -420,9 +420,10 @@ mod tests {
         };
         assert_eq!(at(b"name = \"a\"\nx = \"\xff\""), (2, 6, "not valid UTF-8 from here on".to_owned()));
         assert_eq!(at(b"\n\nna\0me"), (3, 3, "a NUL byte; a TOML file is text".to_owned()));
-        let wide = "it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it".to_owned();
-        for bytes in [&b"\xff\xfen\0a\0"[..], b"\xfe\xff\0n\0a", b"n\0a\0", b"\0n\0a"] {
-            assert_eq!(at(bytes), (1, 1, wide.clone()));
+        for (bytes, wide) in
+            [(&b"\xff\xfen\0a\0"[..], "UTF-16"), (b"\xfe\xff\0n\0a", "UTF-16"), (b"n\0a\0", "UTF-16LE"), (b"\0n\0a", "UTF-16BE")]
+        {
+            assert_eq!(at(bytes), (1, 1, format!("it is {wide} text; `iconv -f {wide} -t UTF-8` converts it")));
         }
         let marked = Document::new("job.toml", [&b"\xef\xbb\xbf"[..], JOB.as_bytes()].concat()).expect("text");
         assert_eq!(JobSpec::read(&marked, |_| Vec::new()).expect("valid"), JobSpec::parse(JOB, "job.toml").expect("valid"));

@@ -38,7 +38,8 @@ pub enum DataError {
     #[error("{path} has an invalid UTF-8 byte in {place}; convert it (iconv -f ENCODING -t UTF-8) or remove the row")]
     InvalidUtf8Row { path: PathBuf, place: String },
     #[error(
-        "{path} has a NUL byte at offset {offset}: it is UTF-16 (iconv -f UTF-16 -t UTF-8 converts it), or not text (leave it out, or remove such bytes with tr -d '\\000')"
+        "{path} has a NUL byte at offset {offset}: it is {0} (iconv -f {0} -t UTF-8 converts it), or not text (leave it out, or remove such bytes with tr -d '\\000')",
+        if offset.is_multiple_of(2) { "UTF-16BE" } else { "UTF-16LE" }
     )]
     NulByte { path: PathBuf, offset: u64 },
     #[error("{path} has a NUL byte in {place}; remove the byte or the row")]
@@ -74,6 +75,8 @@ pub enum DataError {
     BadRow(Box<DataError>),
     #[error("{path} holds no text to read as it is: it is {what}; {fix}")]
     OtherContent { path: PathBuf, what: String, fix: &'static str },
+    #[error("{path} is not UTF-8 text: it is {encoding} text; convert it (iconv -f {encoding} -t UTF-8)")]
+    Wide { path: PathBuf, encoding: &'static str },
     #[error("{path} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that")]
     Pointer { path: PathBuf },
     #[error("{path} changed while it was being read; run again when nothing writes to it")]
@@ -154,5 +157,6 @@ fn advice(error: &std::io::Error) -> &'static str {
 }
 
 fn list(columns: &[String]) -> String {
-    columns.iter().map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ")
+    // A terminal would obey what else a file has there.
+    columns.iter().map(|column| format!("`{}`", column.replace(char::is_control, "\u{fffd}"))).collect::<Vec<_>>().join(", ")
 }

@@ -68,16 +68,31 @@ pub fn text(mut content: Vec<u8>) -> Result<String, &'static str> {
     String::from_utf8(content).map_err(|_| "it is not UTF-8 text; `iconv -f ENCODING -t UTF-8` converts it")
 }
 
-/// Bytes of the byte-order mark before a text. Text of 16 or 32 bits a character is refused: it has a mark of its own, or a zero
-/// beside its first letter.
+/// Bytes of the byte-order mark before a text. Text of 16 or 32 bits a character is refused.
 pub fn mark(text: &[u8]) -> Result<usize, &'static str> {
-    match text {
-        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Err("it is UTF-32 text; `iconv -f UTF-32 -t UTF-8` converts it"),
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, 1..=0xff, ..] | [1..=0xff, 0, ..] => {
-            Err("it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it")
-        }
-        [0xef, 0xbb, 0xbf, ..] => Ok(3),
-        _ => Ok(0),
+    match wide(text) {
+        Some("UTF-16") => Err("it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it"),
+        Some("UTF-16LE") => Err("it is UTF-16LE text; `iconv -f UTF-16LE -t UTF-8` converts it"),
+        Some("UTF-16BE") => Err("it is UTF-16BE text; `iconv -f UTF-16BE -t UTF-8` converts it"),
+        Some("UTF-32LE") => Err("it is UTF-32LE text; `iconv -f UTF-32LE -t UTF-8` converts it"),
+        Some("UTF-32BE") => Err("it is UTF-32BE text; `iconv -f UTF-32BE -t UTF-8` converts it"),
+        Some(_) => Err("it is UTF-32 text; `iconv -f UTF-32 -t UTF-8` converts it"),
+        None => Ok(if text.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 }),
+    }
+}
+
+/// The encoding of text of 16 or 32 bits a character, as iconv calls it: a mark tells it, or the zeros beside the first letter.
+/// Without a mark iconv would guess which of a letter's bytes is the first.
+pub fn wide(text: &[u8]) -> Option<&'static str> {
+    let is_letter = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    match *text {
+        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16"),
+        [letter, 0, 0, 0, ..] if is_letter(letter) => Some("UTF-32LE"),
+        [0, 0, 0, letter, ..] if is_letter(letter) => Some("UTF-32BE"),
+        [letter, 0, ..] if is_letter(letter) => Some("UTF-16LE"),
+        [0, letter, ..] if is_letter(letter) => Some("UTF-16BE"),
+        _ => None,
     }
 }
 

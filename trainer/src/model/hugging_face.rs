@@ -292,7 +292,7 @@ mod tests {
         }
         for (bytes, expected) in [
             (format!("\u{feff}{PUBLISHED}").into_bytes(), None),
-            (PUBLISHED.encode_utf16().flat_map(u16::to_le_bytes).collect(), Some("it is UTF-16 text; `iconv")),
+            (PUBLISHED.encode_utf16().flat_map(u16::to_le_bytes).collect(), Some("it is UTF-16LE text; `iconv -f UTF-16LE")),
         ] {
             std::fs::write(&path, bytes).expect("written");
             let refused = Shape::read(directory.path()).err().map(|error| error.to_string());

@@ -208,7 +208,7 @@ async fn a_file_that_holds_no_sign_in_is_named() {
               \"private_key\": \"-----BEGIN PRIVATE KEY-----\\nxx\\n-----END PRIVATE KEY-----\\n\"}",
             "its key cannot sign: ",
         ),
-        (&wide, "it is UTF-16 text; `iconv"),
+        (&wide, "it is UTF-16LE text; `iconv"),
         (&large, "it has more than 262144 bytes"),
     ] {
         let file = tempfile::NamedTempFile::new().expect("a file");

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::de::IgnoredAny;
 
 use super::rows;
-use super::source::{Kind, Source, failed};
+use super::source::{Kind, Source, failed, is_called_tokens};
 use crate::data::DataError;
 use crate::data::tokenizer::{Specials, last_cut};
 use crate::settings::OnBadRow;
@@ -160,7 +160,7 @@ fn last_cut_beside(text: &str, specials: Option<&Specials>) -> Option<usize> {
 
 /// The buffer as text; before the end of the file, without a character that is not complete yet.
 fn valid_text<'a>(path: &Path, offset: u64, buffer: &'a [u8], end_of_file: bool) -> Result<&'a str, DataError> {
-    let is_tokens = || path.extension().is_some_and(|extension| extension == "bin");
+    let is_tokens = || is_called_tokens(path);
     let tokens = || DataError::OtherContent { path: path.to_owned(), what: TOKENS.to_owned(), fix: TOKENS_FIX };
     if let Some(at) = buffer.iter().position(|byte| *byte == 0) {
         if is_tokens() {

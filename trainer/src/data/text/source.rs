@@ -7,7 +7,7 @@ use std::path::Path;
 use flate2::bufread::GzDecoder;
 
 use crate::data::DataError;
-use crate::files::is_lfs_pointer;
+use crate::files::{is_lfs_pointer, wide};
 
 /// Bytes that show what a file is; tar's mark ends at 262.
 const BEGINNING: u64 = 512;
@@ -36,7 +36,7 @@ pub struct Source {
 }
 
 /// Beginnings of files that hold no text as it is: where, what, its name, and what to do.
-const NO_TEXT: [(usize, &[u8], &str, &str); 35] = [
+const NO_TEXT: [(usize, &[u8], &str, &str); 31] = [
     // A zip archive names its first file there.
     (30, b"[Content_Types].xml", "an Office document", OFFICE),
     (30, b"docProps/", "an Office document", OFFICE),
@@ -53,10 +53,6 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 35] = [
     (257, b"ustar", "a tar archive", "unpack it (tar -x)"),
     (0, b"\x04\x22\x4d\x18", "packed by lz4", "unpack it (lz4 -d)"),
     (0, b"\x1f\x9d", "packed by compress", "unpack it (uncompress)"),
-    (0, b"\xff\xfe\0\0", "UTF-32 text", UTF_32),
-    (0, b"\0\0\xfe\xff", "UTF-32 text", UTF_32),
-    (0, b"\xff\xfe", "UTF-16 text", UTF_16),
-    (0, b"\xfe\xff", "UTF-16 text", UTF_16),
     (0, b"%PDF-", "a PDF", "take its text out (pdftotext)"),
     (0, b"ARROW1", "an Arrow file", ARROW),
     (0, b"FEA1\0", "a Feather file", ARROW),
@@ -77,8 +73,6 @@ const NO_TEXT: [(usize, &[u8], &str, &str); 35] = [
 const OFFICE: &str = "export it as plain text, a table as csv";
 const UNPACK: &str = "unpack it, and name the files that were in it";
 const LEAVE: &str = "leave it out";
-const UTF_32: &str = "convert it (iconv -f UTF-32 -t UTF-8)";
-const UTF_16: &str = "convert it (iconv -f UTF-16 -t UTF-8)";
 const ARROW: &str = "write it as parquet (datasets: Dataset.to_parquet)";
 
 impl Source {
@@ -106,6 +100,10 @@ impl Source {
         let mut beginning = Vec::new();
         content.by_ref().take(BEGINNING).read_to_end(&mut beginning).map_err(|error| failed(path, &error))?;
         refuse_other_content(path, &beginning)?;
+        // Tokens of 16 or 32 bits look like such text.
+        if let Some(encoding) = wide(&beginning).filter(|_| !is_called_tokens(path)) {
+            return Err(DataError::Wide { path: path.to_owned(), encoding });
+        }
         let kind = kind(path, packer.is_some(), &beginning);
         let inner = match &beginning[..] {
             [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("a packed file"),
@@ -117,6 +115,11 @@ impl Source {
         }
         Ok(Self { kind, content: Box::new(Cursor::new(beginning.clone()).chain(content)), beginning })
     }
+}
+
+/// Whether a file is called as those of tokens are.
+pub fn is_called_tokens(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "bin")
 }
 
 /// Refuses a file of which the beginning is that of something else.

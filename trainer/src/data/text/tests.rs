@@ -305,7 +305,7 @@ fn mistakes_in_the_text_are_named() {
     folder.file("cut.parquet", &whole[..whole.len() - 9]);
     folder.file("u.txt", [&b"ok ".repeat(3_000_000)[..], b"\xff"].concat());
     folder.file("cut.txt", b"caf\xc3");
-    let cases: [(&str, &[u8], Option<&str>, &str); 22] = [
+    let cases: [(&str, &[u8], Option<&str>, &str); 24] = [
         ("no.txt", b"-", None, "no.txt does not exist; correct the path"),
         ("dir", b"-", None, "cannot read DIR/dir: Is a directory"),
         ("u.txt", b"-", None, "u.txt is not UTF-8 text: invalid byte at offset 9000000; convert it (iconv"),
@@ -314,8 +314,10 @@ fn mistakes_in_the_text_are_named() {
             "n.txt",
             b"ab\0c",
             None,
-            "n.txt has a NUL byte at offset 2: it is UTF-16 (iconv -f UTF-16 -t UTF-8 converts it), or not text",
+            "n.txt has a NUL byte at offset 2: it is UTF-16BE (iconv -f UTF-16BE -t UTF-8 converts it), or not text",
         ),
+        ("m.txt", b"\x14\x04b\0c", None, "m.txt has a NUL byte at offset 3: it is UTF-16LE (iconv -f UTF-16LE -t UTF-8"),
+        ("o.csv", b"i\x1b[2J,b\n1,a\n", None, "to choose from: `i\u{fffd}[2J`, `b`."),
         ("n.csv", b"text\na\nb\0\n", None, "n.csv has a NUL byte in line 3; remove the byte or the row"),
         ("n.jsonl", b"{\"text\": \"\\u0000\"}", None, "n.jsonl has a NUL byte in line 1;"),
         ("u.csv", b"text\na\n\xff\n", None, "u.csv has an invalid UTF-8 byte in line 3;"),

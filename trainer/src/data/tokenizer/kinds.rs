@@ -173,13 +173,14 @@ fn a_text_with_a_mark_is_the_text() {
     remove(directory, &["tokenizer.json"]);
     assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "of the two files");
     tokenizer.save(directory).unwrap();
-    let ways = [("\u{feff}", u16::to_le_bytes as fn(u16) -> [u8; 2]), ("", u16::to_be_bytes)];
-    for (mark, bytes) in ways {
+    let ways = [("\u{feff}", u16::to_le_bytes as fn(u16) -> [u8; 2], "UTF-16"), ("", u16::to_be_bytes, "UTF-16BE")];
+    for (mark, bytes, name) in ways {
         rewrite("tokenizer.json", &|text| {
             format!("{mark}{text}").trim_start_matches("\u{feff}\u{feff}").encode_utf16().flat_map(bytes).collect()
         });
         let message = load(directory).unwrap_err();
-        assert!(message.ends_with("tokenizer.json: it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it"), "{message}");
+        let expected = format!("tokenizer.json: it is {name} text; `iconv -f {name} -t UTF-8` converts it");
+        assert!(message.ends_with(&expected), "{message}");
         tokenizer.save(directory).unwrap();
     }
 }

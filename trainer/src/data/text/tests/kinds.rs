@@ -131,6 +131,35 @@ fn rows_in_a_list_of_an_object_are_refused_with_the_way_out() {
     assert!(second.contains("line 4: a quotation mark is never closed"), "{second}");
 }
 
+/// By the name that iconv has to be given: without a mark it takes little-endian for what UTF-16 is.
+#[test]
+fn text_of_wide_characters_is_named_by_its_encoding() {
+    let folder = Folder::new();
+    let encoded = |name: &str, text: &str| -> Vec<u8> {
+        let units = text.encode_utf16();
+        match name {
+            "UTF-16LE" => units.flat_map(u16::to_le_bytes).collect(),
+            "UTF-16BE" => units.flat_map(u16::to_be_bytes).collect(),
+            "UTF-32LE" => text.chars().flat_map(|letter| u32::from(letter).to_le_bytes()).collect(),
+            _ => text.chars().flat_map(|letter| u32::from(letter).to_be_bytes()).collect(),
+        }
+    };
+    for (file, text) in
+        [("a.txt", "hello"), ("a.txt", "\n中"), ("a.jsonl", "{\"text\": \"a\"}"), ("a.csv", "text\na\n"), ("a", "[1]")]
+    {
+        for name in ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"] {
+            for (mark, told) in [("", name), ("\u{feff}", &name[..6])] {
+                let bytes = encoded(name, &format!("{mark}{text}"));
+                for (end, bytes) in [("", bytes.clone()), (".gz", gzip(&bytes))] {
+                    let message = read(&folder.file(&format!("{file}{end}"), bytes), None).expect_err(name).to_string();
+                    let expected = format!("it is {told} text; convert it (iconv -f {told} -t UTF-8)");
+                    assert!(message.ends_with(&expected), "{file}{end}, {name}: {message}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_holds_no_text_is_named() {
     let folder = Folder::new();
