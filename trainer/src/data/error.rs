@@ -151,8 +151,9 @@ impl From<DataError> for Failure {
 fn advice(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::InvalidData => "",
-        std::io::ErrorKind::FileTooLarge => "; choose another file",
-        _ => "; give yourself read permission or choose another file",
+        std::io::ErrorKind::PermissionDenied => "; give yourself read permission or choose another file",
+        std::io::ErrorKind::NotADirectory | std::io::ErrorKind::InvalidFilename => "; correct the path",
+        _ => "; choose another file",
     }
 }
 

@@ -14,6 +14,8 @@ const BEGINNING: u64 = 512;
 /// A packed byte stands for so many of text at most, on top of so many: deflate packs no better, and what does repeats itself.
 const TEXT_A_BYTE: u64 = 1_100;
 const MANY: u64 = 64 << 20;
+/// Bytes with which a member of a gzip file begins.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Memory of a Zstandard stream as a power of two: what `zstd --long` asks of a reader without more words.
 const WINDOW_LOG: u32 = 27;
 
@@ -185,7 +187,14 @@ impl<R: BufRead> Read for Members<R> {
                 return read;
             }
             let mut rest = member.into_inner();
-            self.0 = has_more(&mut rest)?.then(|| GzDecoder::new(rest));
+            let is_member = has_more(&mut rest)?;
+            if is_member && !rest.fill_buf()?.starts_with(&GZIP[..1]) {
+                return Err(io::Error::new(
+                    ErrorKind::InvalidData,
+                    "something else follows where it ends, which gzip -dc leaves out",
+                ));
+            }
+            self.0 = is_member.then(|| GzDecoder::new(rest));
         }
         Ok(0)
     }
@@ -213,6 +222,9 @@ struct Unpacked<R> {
     left: u64,
     packer: &'static str,
 }
+
+/// Said by Zstandard of a stream that needs more memory than it may have.
+const TOO_WIDE: &str = "too much memory";
 
 /// The error of a packed stream.
 #[derive(Debug, thiserror::Error)]
@@ -249,11 +261,16 @@ impl<R: Read> Read for Unpacked<R> {
 
 /// An error of reading a [`Source`].
 pub fn failed(path: &Path, error: &io::Error) -> DataError {
+    let path = path.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>()) {
+        Some(Broken { packer, reason }) if reason.contains(TOO_WIDE) => {
+            let what = format!("packed by {packer} with a window of more than {} MiB", 1 << (WINDOW_LOG - 20));
+            DataError::OtherContent { path, what, fix: "unpack it (zstd -d --long=31)" }
+        }
         Some(Broken { packer, reason }) => {
-            DataError::Malformed { path: path.to_owned(), place: format!("its {packer} stream"), reason: reason.clone() }
+            DataError::Malformed { path, place: format!("its {packer} stream"), reason: reason.clone() }
         }
         // The kind alone: one error may be looked at twice.
-        None => DataError::reading(path, error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)),
+        None => DataError::reading(&path, error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)),
     }
 }

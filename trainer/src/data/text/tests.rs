@@ -305,9 +305,14 @@ fn mistakes_in_the_text_are_named() {
     folder.file("cut.parquet", &whole[..whole.len() - 9]);
     folder.file("u.txt", [&b"ok ".repeat(3_000_000)[..], b"\xff"].concat());
     folder.file("cut.txt", b"caf\xc3");
-    let cases: [(&str, &[u8], Option<&str>, &str); 24] = [
+    let bytes = [ByteArray::from("a"), ByteArray::from(vec![0xff])];
+    folder.one_page("u.parquet", &bytes, WriterProperties::builder());
+    let long = &"x".repeat(300);
+    let cases: [(&str, &[u8], Option<&str>, &str); 27] = [
         ("no.txt", b"-", None, "no.txt does not exist; correct the path"),
-        ("dir", b"-", None, "cannot read DIR/dir: Is a directory"),
+        ("dir", b"-", None, "cannot read DIR/dir: Is a directory (os error 21); choose another file"),
+        ("cut.txt/", b"-", None, "cut.txt/: Not a directory (os error 20); correct the path"),
+        (long, b"-", None, "File name too long (os error 36); correct the path"),
         ("u.txt", b"-", None, "u.txt is not UTF-8 text: invalid byte at offset 9000000; convert it (iconv"),
         ("cut.txt", b"-", None, "cut.txt is not UTF-8 text: invalid byte at offset 3;"),
         (
@@ -352,6 +357,7 @@ fn mistakes_in_the_text_are_named() {
             None,
             "j.jsonl is malformed in line 2: EOF while parsing an object at column 7; correct",
         ),
+        ("u.parquet", b"-", None, "u.parquet has an invalid UTF-8 byte in row 2; convert it"),
         ("r.parquet", b"-", Some("text"), "r.parquet has no column `text`; its columns are: `id`, `body`. Set `column`"),
         ("r.parquet", b"-", Some("id"), "column `id` of DIR/r.parquet is not text in row 1; choose a column of strings"),
         ("cut.parquet", b"-", None, "cut.parquet is malformed in its structure: "),

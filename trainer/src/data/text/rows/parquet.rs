@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::path::Path;
 
-use parquet::basic::{Compression, Type};
+use parquet::basic::{Compression, ConvertedType, Type};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
@@ -43,7 +43,8 @@ pub fn parquet(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Res
     if descriptor.physical_type() != Type::BYTE_ARRAY {
         return Err(not_text());
     }
-    let mut rows = Rows { table: &mut table, column: &columns[index], number: 0, bytes: 0, length };
+    let is_text = descriptor.converted_type() != ConvertedType::NONE || descriptor.logical_type_ref().is_some();
+    let mut rows = Rows { table: &mut table, column: &columns[index], is_text, number: 0, bytes: 0, length };
     for group in 0..reader.num_row_groups() {
         let chunk = reader.metadata().row_group(group).column(leaf);
         if let Some(packer) = unknown_packer(chunk.compression()) {
@@ -75,6 +76,8 @@ fn unknown_packer(compression: Compression) -> Option<&'static str> {
 struct Rows<'a, 'b> {
     table: &'a mut Table<'b>,
     column: &'a str,
+    /// Whether the file says that its bytes are text.
+    is_text: bool,
     /// Number of the row.
     number: u64,
     /// Bytes of text until now, and of the file.
@@ -108,7 +111,9 @@ impl Rows<'_, '_> {
                 let reason = format!("{} bytes cannot be so much text; it repeats itself to fill the memory", self.length);
                 return Err(self.table.malformed(place(), &reason));
             }
-            let text = std::str::from_utf8(value).map_err(|_| self.table.not_text(self.column, place()));
+            let (table, column) = (&self.table, self.column);
+            let not_text = |_| if self.is_text { table.not_utf8(place()) } else { table.not_text(column, place()) };
+            let text = std::str::from_utf8(value).map_err(not_text);
             self.table.row(text.map(Cow::Borrowed), place, visit)?;
         }
     }

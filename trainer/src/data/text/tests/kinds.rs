@@ -166,8 +166,15 @@ fn what_holds_no_text_is_named() {
     let mut tar = vec![0; 512];
     tar[257..262].copy_from_slice(b"ustar");
     let whole = gzip(b"some text that is long enough to be cut somewhere in the middle");
+    let stray = [&whole[..], b"8 bytes!"].concat();
+    let mut wide = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    wide.window_log(28).unwrap();
+    wide.write_all(&vec![b'a'; 1 << 16]).unwrap();
+    let wide = wide.finish().unwrap();
     let llm_c = [20_240_520_u32, 1].map(u32::to_le_bytes).concat();
-    let cases: [(&str, &[u8], &str); 25] = [
+    let cases: [(&str, &[u8], &str); 27] = [
+        ("stray.txt.gz", &stray, "in its gzip stream: something else follows where it ends, which gzip -dc leaves out; correct it"),
+        ("wide.zst", &wide, "it is packed by Zstandard with a window of more than 128 MiB; unpack it (zstd -d --long=31)"),
         ("a.zip", b"PK\x03\x04rest", "it is a zip archive; unpack it, and name the files that were in it"),
         ("a.jsonl", b"PK\x03\x04rest", "it is a zip archive"),
         (
