@@ -1,6 +1,7 @@
 //! The nouns: what a job is, as pure data. Every other module may read them; they read nothing but `std`, serde and the
 //! trainer's configuration types.
 
+pub mod address;
 pub mod azureml;
 pub mod check;
 pub mod clock;

@@ -12,6 +12,7 @@ use super::{
     file::{self, OpenError},
 };
 use crate::job::{
+    address,
     document::{Document, DocumentError},
     image::ImageSpec,
     report::{Format, Verbosity},
@@ -81,19 +82,20 @@ impl Layer {
     pub(super) fn anchor(&mut self, base: &Path) {
         self.store = self.store.take().map(|store| anchor(&store, base));
         for path in [&mut self.image.ca_bundle, &mut self.image.prebuilt] {
-            *path = path.take().map(|path| anchor(&path, base));
+            *path = path.take().map(|path| below(base, &path));
         }
     }
 }
 
-/// `store` as it is when it is a URL or an absolute path, else below `base`. An empty one stays what it is: a variable that is not
-/// set means no directory.
+/// `store` below `base`, if it is a relative path. Another text stays what it is: a mistaken address below a directory would pass
+/// for a path.
 pub(super) fn anchor(store: &str, base: &Path) -> String {
-    if store.is_empty() || store.contains("://") || store == "memory:" {
-        store.to_owned()
-    } else {
-        base.join(store).to_string_lossy().into_owned()
-    }
+    if address::is_directory(store) { below(base, store) } else { store.to_owned() }
+}
+
+/// An absolute path stays what it is, and an empty one too: a variable that is not set means no directory.
+pub(super) fn below(base: &Path, path: &str) -> String {
+    if path.is_empty() { String::new() } else { base.join(path).to_string_lossy().into_owned() }
 }
 
 /// The user's `config.toml`: a layer, and named layers to choose from.

@@ -265,7 +265,7 @@ impl Settings {
         let mut chosen = table(typed);
         for key in ["ca_bundle", "prebuilt"] {
             if let Some(Value::String(path)) = chosen.get_mut(key) {
-                *path = layers::anchor(path, job_directory);
+                *path = layers::below(job_directory, path);
             }
         }
         for (key, setting) in &self.image {

@@ -119,6 +119,28 @@ fn a_relative_store_begins_where_it_was_written() {
 }
 
 #[test]
+fn a_mistaken_address_is_joined_to_no_directory() {
+    let given = |world: World, flags| world.load(flags).expect("settings").store.value.expect("a store");
+    let none = Layer::default;
+    for address in
+        ["acc.blob.core.windows.net/box", "azure:acc/box", "https:/acc.blob.core.windows.net/box", "file:/s", "~/s", " s"]
+    {
+        let file = format!("store = \"{address}\"");
+        let flags = Layer { store: Some(address.to_owned()), ..none() };
+        assert_eq!(given(World::new(), flags), address);
+        assert_eq!(given(World::new().set("FTCTL_STORE", address), none()), address);
+        assert_eq!(given(World::new().user(&file), none()), address);
+        assert_eq!(given(World::new().project_file(&file), none()), address);
+        let choices = World::new().load(none()).expect("settings").choices(&spec(&file), Path::new("/jobs"));
+        assert_eq!(choices.expect("choices").store, address);
+    }
+    let world = World::new();
+    let flags = Layer { store: Some("./azure:acc".to_owned()), ..none() };
+    let directory = world.project().join("azure:acc");
+    assert_eq!(Path::new(&given(world, flags)), directory);
+}
+
+#[test]
 fn mistakes_in_files_have_a_place_and_mistakes_in_variables_a_name() {
     let message = |world: World| world.load(Layer::default()).expect_err("a mistake").to_string();
     let text = message(World::new().user("backend = \"local\"\nbakend = 1"));

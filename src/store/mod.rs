@@ -12,12 +12,12 @@ use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::job::{
+    address::{self, MEMORY},
     digest::Digest,
     finding::Finding,
     id::{JobId, path},
 };
 
-mod address;
 pub mod artifacts;
 pub mod azure;
 #[cfg(test)]
@@ -225,7 +225,7 @@ pub fn open_with(url: &str, limits: Limits, word_of: WordOf) -> Result<Arc<dyn S
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         return Ok(Arc::new(azure::open(url, &variable, limits, word_of)?));
     }
-    if url == "memory:" {
+    if url == MEMORY {
         return Ok(Arc::new(memory::MemoryStore::new()));
     }
     Ok(Arc::new(self::directory::DirectoryStore::open(&directory_of(url)?)?))
@@ -233,7 +233,7 @@ pub fn open_with(url: &str, limits: Limits, word_of: WordOf) -> Result<Arc<dyn S
 
 /// Refuses a URL of no kind of store that [`open_with`] opens.
 pub fn known(url: &str) -> Result<()> {
-    if azure::is_container(url) || url == "memory:" { Ok(()) } else { directory_of(url).map(drop) }
+    if azure::is_container(url) || url == MEMORY { Ok(()) } else { directory_of(url).map(drop) }
 }
 
 /// The directory that the URL of a store names.
@@ -255,7 +255,7 @@ fn directory_of(url: &str) -> Result<PathBuf> {
 
 /// The directory of a store that is one.
 pub fn directory(url: &str) -> Option<PathBuf> {
-    let is_one = !azure::is_container(url) && url != "memory:";
+    let is_one = !azure::is_container(url) && url != MEMORY;
     is_one.then(|| directory_of(url).ok()).flatten()
 }
 

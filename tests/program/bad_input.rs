@@ -187,6 +187,8 @@ fn wrong_usage_and_unknown_things() {
         (&["plan", "job.toml", "--max-cost", "5"], 2, "`5` is not an amount of money"),
         (&["plan", "job.toml", "--profile", "p"], 2, "there is no profile `p` (from flag --profile)"),
         (&["plan", "job.toml", "--store", "ftp://x"], 2, "unknown kind of store `ftp://x`"),
+        (&["plan", "job.toml", "--store", "azure:acc/box"], 2, "unknown kind of store `azure:`, without `//`"),
+        (&["upload", "job.toml", "--store", "acc.blob.core.windows.net/box"], 2, "its address lacks `https://` at its beginning"),
         (&["status", "nobody"], 3, "there is no job `nobody` in the store"),
         (&["logs", "nobody-bcdfgh"], 3, "there is no job `nobody-bcdfgh` in the store"),
         (&["explain", "nobody"], 3, "there is no job"),

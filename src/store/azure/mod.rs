@@ -112,16 +112,6 @@ pub fn is_container(url: &str) -> bool {
     ["azure://", "https://", "http://"].iter().any(|scheme| url.starts_with(scheme))
 }
 
-/// The container that a URL of Spark's drivers means, as it is written here: `abfss://CONTAINER@ACCOUNT.dfs.HOST/PREFIX`, and the
-/// same of `wasbs` with `blob`.
-pub fn of_data_lake(url: &str) -> Option<String> {
-    let (scheme, rest) = url.split_once("://")?;
-    let (container, rest) = rest.split_once('@').filter(|_| ["abfs", "abfss", "wasb", "wasbs"].contains(&scheme))?;
-    let (host, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    let host = host.replacen(".dfs.", ".blob.", 1);
-    Some(format!("https://{host}/{container}/{prefix}").trim_end_matches('/').to_owned())
-}
-
 /// One container.
 struct AzureStore {
     client: Arc<Client>,
