@@ -79,7 +79,10 @@ pub fn registry(image: &str) -> &str {
 /// The registry of an image, and its name there.
 fn parts(image: &str) -> (&str, &str) {
     match image.split_once('/') {
-        Some((host, name)) if host.contains(['.', ':']) || host == "localhost" => (canonical(host), name),
+        // The name of a repository has small letters only.
+        Some((host, name)) if host.contains(|char: char| ".:".contains(char) || char.is_uppercase()) || host == "localhost" => {
+            (canonical(host), name)
+        }
         _ => (HUB, image),
     }
 }
@@ -146,22 +149,26 @@ async fn of_file(path: &Path, image: &str) -> Result<Credentials, CredentialsErr
     }
 }
 
-/// The entry for an image: that with the longest name which the image begins with. A name is a registry, a part of one as podman
-/// writes it, or a URL as docker once did.
+/// The entry for an image: that with the longest name which is the image's, without its tag, or whole parts of it from the
+/// beginning. A name is a registry, a part of one as podman writes it, or a URL as docker once did. A host with a port is another
+/// registry than the host.
 fn entry<'v>(map: &'v Map<String, Value>, image: &str) -> Option<&'v Value> {
     let (registry, name) = parts(image);
-    let image = format!("{registry}/{name}");
-    let covers = |name: &str| image.strip_prefix(name).is_some_and(|rest| rest.starts_with(['/', ':', '@']));
+    let image = format!("{registry}/{}", name.split([':', '@']).next().unwrap_or_default());
+    let covers = |name: &str| image.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let named = map.iter().map(|(name, value)| (plain(name), value)).filter(|(name, _)| covers(name));
     named.max_by_key(|(name, _)| name.len()).map(|(_, value)| value)
 }
 
-/// A name without what a URL has around it.
+/// A name without what a URL has around it: its path is that of an interface, and no part of a registry.
 fn plain(name: &str) -> String {
-    let name = name.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('/');
-    let name = ["/v1", "/v2"].iter().find_map(|version| name.strip_suffix(version)).unwrap_or(name);
-    let (host, path) = name.split_at(name.find('/').unwrap_or(name.len()));
-    format!("{}{path}", canonical(host))
+    let bare = ["https://", "http://"].iter().find_map(|scheme| name.strip_prefix(scheme));
+    let name = bare.unwrap_or(name);
+    let (host, path) = name.split_once('/').unwrap_or((name, ""));
+    match path.trim_end_matches('/') {
+        path if bare.is_some() || ["", "v1", "v2"].contains(&path) => canonical(host).to_owned(),
+        path => format!("{}/{path}", canonical(host)),
+    }
 }
 
 /// An entry of `auths`: `user:password` in base64, or a token.
@@ -290,6 +297,35 @@ mod tests {
         let of_root = PathBuf::from(format!("/run/containers/{}/auth.json", getuid().as_raw()));
         assert_eq!(files[1..], [of_root, settings.join("auth.json")]);
         assert!(find(&files, "quay.example/me/x").await.is_ok_and(|found| matches!(found, Credentials::Password { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_password_reaches_its_own_registry_alone() {
+        for (key, image, covers) in [
+            ("reg.example", "reg.example/x:1", true),
+            ("reg.example", "reg.example:5000/x:1", false),
+            ("reg.example:5000", "reg.example:5000/x:1", true),
+            ("reg.example:5000", "reg.example/x:5000", false),
+            ("reg.example:50", "reg.example:5000/x", false),
+            ("https://reg.example:5000/v2/", "reg.example:5000/team/x@sha256:0", true),
+            ("https://reg.example/team", "reg.example/x", true),
+            ("https://reg.example", "reg.example:443/x", false),
+            ("reg.example/x", "reg.example/x:1", true),
+            ("reg.example/x", "reg.example/x/y:1@sha256:0", true),
+            ("reg.example/x", "reg.example:5000/x", false),
+            ("reg.example/x:1", "reg.example/x:1", false),
+            ("reg.example/team/v1", "reg.example/team/x", false),
+            ("localhost", "localhost:5000/x", false),
+            ("localhost:5000", "localhost:5000/x", true),
+            ("docker.io", "docker.io:443/me/x", false),
+            ("https://index.docker.io/v1/", "index.docker.io:443/me/x", false),
+            ("https://index.docker.io/v1/", "HUB/x", false),
+            ("HUB", "HUB/x", true),
+            ("", "reg.example/x", false),
+        ] {
+            let config = json!({ "auths": { key: { "auth": "dTpw" } } }).to_string();
+            assert_eq!(found(&config, image).await.unwrap() != "{}", covers, "{image} by {key}");
+        }
     }
 
     #[tokio::test]
