@@ -176,12 +176,16 @@ fn written(entry: &Value) -> Result<Credentials, String> {
     if let Some(token) = entry["identitytoken"].as_str().filter(|token| !token.is_empty()) {
         return Ok(Credentials::Identity(token.to_owned()));
     }
-    if let (Some(user), Some(password)) = (entry["username"].as_str(), entry["password"].as_str()) {
-        return Ok(Credentials::Password { user: user.to_owned(), password: password.to_owned() });
-    }
+    let text = entry["auth"].as_str().unwrap_or_default();
     // A helper leaves an empty entry.
-    let Some(text) = entry["auth"].as_str().filter(|text| !text.is_empty()) else { return Ok(Credentials::Anonymous) };
-    let pair = BASE64_STANDARD.decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    if text.is_empty() {
+        let pair = entry["username"].as_str().filter(|user| !user.is_empty()).zip(entry["password"].as_str());
+        let password =
+            |(user, password): (&str, &str)| Credentials::Password { user: user.to_owned(), password: password.to_owned() };
+        return Ok(pair.map_or(Credentials::Anonymous, password));
+    }
+    // docker's decoder passes over the ends of lines, which `base64` writes.
+    let pair = BASE64_STANDARD.decode(text.replace(['\r', '\n'], "")).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let pair = pair.as_deref().and_then(|pair| pair.trim_end_matches('\0').split_once(':'));
     let (user, password) = pair.ok_or("its `auth` is not user:password in base64")?;
     Ok(Credentials::Password { user: user.to_owned(), password: password.to_owned() })
@@ -247,6 +251,19 @@ mod tests {
         assert!(found(config, "library/debian").await.unwrap().contains("hub"));
         assert_eq!(found(config, "empty.example/image").await.unwrap(), "{}");
         assert_eq!(found(config, "other.example/image").await.unwrap(), "{}");
+        for entry in [
+            r#"{"auth": "dTpw\n"}"#,
+            r#"{"auth": "dT\r\npw"}"#,
+            r#"{"username": "u", "password": "p"}"#,
+            r#"{"username": "", "password": "", "auth": "dTpw"}"#,
+            r#"{"username": "u", "password": "of old", "auth": "dTpw"}"#,
+        ] {
+            let config = format!(r#"{{"auths": {{"one.example": {entry}}}}}"#);
+            let header = json!({ "username": "u", "password": "p", "serveraddress": "one.example" });
+            assert_eq!(serde_json::from_str::<Value>(&found(&config, "one.example/x").await.unwrap()).unwrap(), header, "{entry}");
+        }
+        let nothing = r#"{"auths": {"one.example": {"username": "", "password": ""}}}"#;
+        assert_eq!(found(nothing, "one.example/image").await.unwrap(), "{}");
         let error = found(config, "broken.example/image").await.unwrap_err();
         assert!(error.contains("broken.example") && error.contains("base64"), "{error}");
         assert_eq!(found(" \n", "one.example/image").await.unwrap(), "{}", "an empty file");
