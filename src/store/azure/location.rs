@@ -37,7 +37,9 @@ impl Location {
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
         let mut parts = url.path_segments().into_iter().flatten().filter(|part| !part.is_empty()).map(str::to_owned);
         let (account, endpoint) = match url.scheme() {
-            "azure" => (host.to_owned(), endpoint.map_or_else(|| format!("https://{host}.blob.core.windows.net"), str::to_owned)),
+            "azure" => {
+                (format!("{host}{port}"), endpoint.map_or_else(|| format!("https://{host}.blob.core.windows.net"), str::to_owned))
+            }
             scheme if is_emulator(&url) => {
                 let account = parts.next().ok_or_else(|| wrong("write it as http://IP:PORT/ACCOUNT/CONTAINER"))?;
                 (account.clone(), format!("{scheme}://{host}{port}/{account}"))
@@ -118,6 +120,12 @@ pub(super) fn account_of(url: &Url) -> Option<String> {
         return url.path_segments()?.find(|part| !part.is_empty()).map(str::to_owned);
     }
     url.host_str().map(first_label)
+}
+
+/// The account of an endpoint, where the name of Azure's host says it.
+pub(super) fn account_at(endpoint: &str) -> Option<String> {
+    let url = Url::parse(endpoint).ok()?;
+    url.host_str().filter(|host| HOSTS.iter().any(|end| host.ends_with(end))).map(first_label)
 }
 
 fn first_label(host: &str) -> String {
@@ -202,6 +210,7 @@ mod tests {
         for (text, why) in [
             ("azure://acc", "container is missing"),
             ("azure://Acc_1/box", "no account is called `Acc_1`: their names have lower-case letters and digits"),
+            ("azure://acc:443/box", "no account is called `acc:443`"),
             ("azure:///box", "no account is called ``"),
             ("azure://acc/Box", "no container is called `Box`: their names have lower-case letters, digits and hyphens"),
             ("https://acc.blob.core.windows.net/my_box", "no container is called `my_box`"),

@@ -23,7 +23,7 @@ use self::{
     location::Location,
     retry::Patience,
     segments::{FULL, Known, Segments, part},
-    sign_in::Credential,
+    sign_in::{Credential, endpoint},
     sums::md5,
     transport::{Load, Transport},
     wire::{Folder, timestamp},
@@ -124,11 +124,6 @@ struct AzureStore {
     page: i32,
 }
 
-/// The user's word for where blobs are.
-fn endpoint(variables: Variables<'_>) -> Option<String> {
-    variables(ENDPOINT).or_else(|| sign_in::endpoint(variables))
-}
-
 /// A container, as others are told of it.
 pub struct Named {
     pub account: String,
@@ -139,19 +134,19 @@ pub struct Named {
 
 /// The container that `url` names; `None` when it names none.
 pub fn named(url: &str, variables: Variables<'_>) -> Option<Named> {
-    let location = Location::parse(url, endpoint(variables).as_deref()).ok().filter(|_| is_container(url))?;
+    let location = Location::parse(url, endpoint(variables).ok()?.as_deref()).ok().filter(|_| is_container(url))?;
     Some(Named { service: location.service(), account: location.account, container: location.container })
 }
 
 /// Where requests to the container that `url` names go; `None` when it names none.
 pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
-    Location::parse(url, endpoint(variables).as_deref()).ok().map(|location| location.service().into())
+    Location::parse(url, endpoint(variables).ok()?.as_deref()).ok().map(|location| location.service().into())
 }
 
 /// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On another's word than the
 /// user's it has to be where Azure's containers are, or where `variables` say that they are.
 pub fn open(url: &str, variables: Variables<'_>, limits: Limits, word_of: WordOf) -> Result<Containers> {
-    let endpoint = endpoint(variables);
+    let endpoint = endpoint(variables)?;
     let location = Location::parse(url, endpoint.as_deref())?;
     if word_of == WordOf::Another {
         location.admit(url, endpoint.as_deref())?;

@@ -10,7 +10,7 @@ use reqwest::Url;
 use super::{
     super::{Result, StoreError},
     ENDPOINT,
-    location::account_of,
+    location::{account_at, account_of},
     shared_key::SharedKey,
 };
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
         entra::{self, TokenSource},
     },
     job::finding::Finding,
+    transit,
 };
 
 /// The credential that signs requests. It has no `Debug`, so that nothing secret can be printed by accident.
@@ -98,9 +99,22 @@ pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credenti
     way.open(variables, entra::STORAGE).map(Credential::Token).map_err(StoreError::SignIn)
 }
 
-/// Where the connection string says that the blobs are.
-pub(super) fn endpoint(variables: Variables<'_>) -> Option<String> {
-    parse_connection_string(&pasted(variables, CONNECTION_STRING)).remove("blobendpoint")
+/// Where the user says that the blobs are, by a variable of its own or in the connection string.
+pub(super) fn endpoint(variables: Variables<'_>) -> Result<Option<String>> {
+    match variables(ENDPOINT) {
+        Some(text) if is_service(&text) => Ok(Some(text)),
+        Some(_) => Err(StoreError::Invalid(format!("{ENDPOINT} cannot be used: it is {NO_SERVICE}"))),
+        None => Ok(connection_string(variables)?.remove("blobendpoint")),
+    }
+}
+
+const NO_SERVICE: &str = "not https to a host, as in https://ACCOUNT.blob.core.windows.net, and not http to an emulator on this \
+                          machine, as in http://127.0.0.1:10000/ACCOUNT";
+
+fn is_service(text: &str) -> bool {
+    let Ok(url) = Url::parse(text) else { return false };
+    let has_more = url.query().or(url.fragment()).or(url.password()).is_some() || !url.username().is_empty();
+    transit::is_private(&url) && !has_more && url.host_str().is_some_and(|host| host.split('.').all(|label| !label.is_empty()))
 }
 
 /// The value of a variable, without white space and quotes around it: it was copied from a portal, a script or JSON.
@@ -116,8 +130,9 @@ fn unusable(what: &str, why: &str) -> StoreError {
 }
 
 fn from_connection_string(variables: Variables<'_>, account: &str) -> Result<Credential> {
-    let mut parts = parse_connection_string(&pasted(variables, CONNECTION_STRING));
-    if let Some(other) = parts.get("accountname").filter(|name| *name != account) {
+    let mut parts = connection_string(variables)?;
+    let of_endpoint = || parts.get("blobendpoint").and_then(|endpoint| account_at(endpoint));
+    if let Some(other) = parts.get("accountname").cloned().or_else(of_endpoint).filter(|name| name != account) {
         return Err(unusable(CONNECTION_STRING, &format!("it is for the account {other}, the store is in {account}")));
     }
     match (parts.remove("accountkey"), parts.remove("sharedaccesssignature")) {
@@ -127,12 +142,25 @@ fn from_connection_string(variables: Variables<'_>, account: &str) -> Result<Cre
     }
 }
 
+fn connection_string(variables: Variables<'_>) -> Result<HashMap<String, String>> {
+    parse_connection_string(&pasted(variables, CONNECTION_STRING)).map_err(|why| unusable(CONNECTION_STRING, &why))
+}
+
+/// Parts of a connection string that say something when they are there.
+const PARTS: [&str; 6] =
+    ["AccountName", "AccountKey", "SharedAccessSignature", "BlobEndpoint", "EndpointSuffix", "DefaultEndpointsProtocol"];
+
 /// `Name=value;…`: names in lower case; values may hold `=`. What it says in a short form is written out: the emulator on this
-/// machine, and the cloud that `EndpointSuffix` names.
-fn parse_connection_string(text: &str) -> HashMap<String, String> {
+/// machine, and the cloud that `EndpointSuffix` names. The error repeats no value.
+fn parse_connection_string(text: &str) -> std::result::Result<HashMap<String, String>, String> {
     let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
     let mut parts: HashMap<_, _> = pairs.map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_owned())).collect();
+    if let Some(part) = PARTS.iter().find(|part| parts.get(&part.to_lowercase()).is_some_and(String::is_empty)) {
+        return Err(format!("its {part} is empty"));
+    }
+    let mut origin = "BlobEndpoint";
     if parts.get("usedevelopmentstorage").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        origin = "DevelopmentStorageProxyUri";
         // A port there is passed over, as by Azure's own libraries.
         let host = parts.remove("developmentstorageproxyuri").unwrap_or_else(|| "http://127.0.0.1".to_owned());
         let host = host.trim_end_matches('/');
@@ -141,12 +169,30 @@ fn parse_connection_string(text: &str) -> HashMap<String, String> {
         let known = [("accountname", EMULATOR.to_owned()), ("accountkey", EMULATOR_KEY.to_owned()), ("blobendpoint", endpoint)];
         parts.extend(known.map(|(name, value)| (name.to_owned(), value)));
     }
-    if let (Some(account), Some(suffix)) = (parts.get("accountname"), parts.get("endpointsuffix")) {
-        let protocol = parts.get("defaultendpointsprotocol").map_or("https", String::as_str);
-        let endpoint = format!("{protocol}://{account}.blob.{suffix}");
-        parts.entry("blobendpoint".to_owned()).or_insert(endpoint);
+    if let (Some(account), Some(suffix), None) = (parts.get("accountname"), parts.get("endpointsuffix"), parts.get("blobendpoint"))
+    {
+        let endpoint = in_cloud(account, suffix, parts.get("defaultendpointsprotocol").map_or("https", String::as_str))?;
+        parts.insert("blobendpoint".to_owned(), endpoint);
     }
-    parts
+    match parts.get("blobendpoint") {
+        Some(endpoint) if !is_service(endpoint) => Err(format!("its {origin} is {NO_SERVICE}")),
+        _ => Ok(parts),
+    }
+}
+
+/// The address of an account's blobs at the cloud that `EndpointSuffix` names.
+fn in_cloud(account: &str, suffix: &str, protocol: &str) -> std::result::Result<String, String> {
+    let is_name = |label: &str| !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if !protocol.eq_ignore_ascii_case("https") {
+        return Err("its DefaultEndpointsProtocol is not https".to_owned());
+    }
+    if !is_name(account) {
+        return Err("its AccountName is not the name of an account".to_owned());
+    }
+    if !suffix.split('.').all(is_name) {
+        return Err("its EndpointSuffix does not end the names of hosts, as core.windows.net does".to_owned());
+    }
+    Ok(format!("https://{account}.blob.{suffix}"))
 }
 
 fn from_key(variables: Variables<'_>, account: &str) -> Result<Credential> {
@@ -213,7 +259,7 @@ mod tests {
         assert_eq!(kind(&[sas]).unwrap(), "sas");
         assert_eq!(kind(&[(CONNECTION_STRING, "AccountName=acc;AccountKey=a2V5=="), sas]).err().map(|_| ()), Some(()));
         assert_eq!(kind(&[(CONNECTION_STRING, "AccountName=acc;AccountKey=a2V5"), sas]).unwrap(), "key");
-        assert_eq!(kind(&[(CONNECTION_STRING, "BlobEndpoint=http://x;SharedAccessSignature=sv=1&sig=x")]).unwrap(), "sas");
+        assert_eq!(kind(&[(CONNECTION_STRING, "BlobEndpoint=https://x;SharedAccessSignature=sv=1&sig=x")]).unwrap(), "sas");
         let found = sign_in(&of(&[sas]));
         assert!(found.message.starts_with("shared access signature (from AZURE_STORAGE_SAS_TOKEN); "), "{}", found.message);
         assert_eq!(sign_in(&of(&[])).health, Health::Bad);
@@ -271,8 +317,8 @@ mod tests {
                 Some("http://localhost:10000/devstoreaccount1"),
             ),
             (
-                "UseDevelopmentStorage=true;DevelopmentStorageProxyUri=http://10.0.0.2:9",
-                Some("http://10.0.0.2:10000/devstoreaccount1"),
+                "UseDevelopmentStorage=true;DevelopmentStorageProxyUri=http://127.0.0.2:9",
+                Some("http://127.0.0.2:10000/devstoreaccount1"),
             ),
             (
                 "DefaultEndpointsProtocol=https;AccountName=acc;AccountKey=a2V5;EndpointSuffix=core.chinacloudapi.cn",
@@ -285,10 +331,42 @@ mod tests {
             ("\"AccountName=acc;AccountKey=a2V5;BlobEndpoint=https://x.y;EndpointSuffix=core.windows.net\"", Some("https://x.y")),
             ("AccountName=acc;AccountKey=a2V5", None),
         ] {
-            assert_eq!(endpoint(&of(&[(CONNECTION_STRING, text)])).as_deref(), at, "{text}");
+            assert_eq!(endpoint(&of(&[(CONNECTION_STRING, text)])).unwrap().as_deref(), at, "{text}");
         }
         let emulator = [(CONNECTION_STRING, "UseDevelopmentStorage=true")];
         assert!(matches!(choose(&of(&emulator), EMULATOR), Ok(Credential::Key(_))));
         assert!(choose(&of(&emulator), "acc").is_err_and(|error| error.to_string().contains("for the account devstoreaccount1")));
+        let other = [(CONNECTION_STRING, "BlobEndpoint=https://other.blob.core.windows.net/;SharedAccessSignature=sv=1&sig=x")];
+        assert!(choose(&of(&other), "acc").is_err_and(|error| error.to_string().contains("for the account other")));
+    }
+
+    #[test]
+    fn a_mistake_in_the_place_of_the_blobs_names_the_variable_and_the_part() {
+        for (rest, part) in [
+            ("DefaultEndpointsProtocol=http;EndpointSuffix=core.windows.net", "DefaultEndpointsProtocol is not https"),
+            ("DefaultEndpointsProtocol=ftp;EndpointSuffix=core.windows.net", "DefaultEndpointsProtocol is not https"),
+            ("EndpointSuffix=.core.chinacloudapi.cn", "EndpointSuffix does not"),
+            ("EndpointSuffix=https://core.windows.net/", "EndpointSuffix does not"),
+            ("EndpointSuffix=core.windows.net/", "EndpointSuffix does not"),
+            ("EndpointSuffix=core.windows.net@any.host", "EndpointSuffix does not"),
+            ("EndpointSuffix=", "EndpointSuffix is empty"),
+            ("BlobEndpoint=", "BlobEndpoint is empty"),
+            ("BlobEndpoint=127.0.0.1:1/acc", "BlobEndpoint is not https"),
+            ("BlobEndpoint=acc.blob.core.windows.net", "BlobEndpoint is not https"),
+            ("BlobEndpoint=acc.blob.core.windows.net:443", "BlobEndpoint is not https"),
+            ("BlobEndpoint=http://acc.blob.core.windows.net", "BlobEndpoint is not https"),
+            ("BlobEndpoint=https://acc.blob..core.windows.net", "BlobEndpoint is not https"),
+            ("BlobEndpoint=https://acc.blob.core.windows.net/?sig=SECRET", "BlobEndpoint is not https"),
+            ("BlobEndpoint=https://me:SECRET@acc.blob.core.windows.net", "BlobEndpoint is not https"),
+            ("UseDevelopmentStorage=true;DevelopmentStorageProxyUri=localhost", "DevelopmentStorageProxyUri is not https"),
+        ] {
+            let text = format!("AccountName=acc;AccountKey=a2V5;{rest}");
+            let error = endpoint(&of(&[(CONNECTION_STRING, &text)])).unwrap_err().to_string();
+            assert!(error.contains(CONNECTION_STRING) && error.contains(part) && !error.contains("SECRET"), "{text}: {error}");
+        }
+        let error = endpoint(&of(&[(CONNECTION_STRING, "AccountName=a/b;EndpointSuffix=core.windows.net")])).unwrap_err();
+        assert!(error.to_string().contains("its AccountName is not the name"), "{error}");
+        let error = endpoint(&of(&[(ENDPOINT, "127.0.0.1:10000/acc")])).unwrap_err();
+        assert!(error.to_string().starts_with("FTCTL_ENDPOINT_BLOB cannot be used: it is not https"), "{error}");
     }
 }
