@@ -24,14 +24,17 @@ impl Location {
     /// `azure://ACCOUNT/CONTAINER[/PREFIX]`, `https://ACCOUNT.blob.HOST/CONTAINER[/PREFIX]`, or, for emulators,
     /// `http://HOST:PORT/ACCOUNT/CONTAINER[/PREFIX]`. `endpoint` replaces the first form's `https://ACCOUNT.blob.core.windows.net`.
     pub fn parse(text: &str, endpoint: Option<&str>) -> Result<Self> {
-        // The text after a question mark may be a signature: it is not repeated.
-        let shown = text.split('?').next().unwrap_or_default();
+        // The text after a question mark or a `#` may be a signature: it is not repeated.
+        let shown = text.split(['?', '#']).next().unwrap_or_default();
         let wrong = |why: &str| StoreError::Invalid(format!("the store `{shown}` names no blob container: {why}"));
         let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;
         if url.query().is_some() || !url.username().is_empty() || url.password().is_some() {
             return Err(wrong(
                 "it carries a signature or a password, which would be kept in records; set AZURE_STORAGE_SAS_TOKEN instead",
             ));
+        }
+        if url.fragment().is_some() {
+            return Err(wrong("a `#` follows, which ends an address; take it out"));
         }
         let host = url.host_str().unwrap_or_default();
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
@@ -221,6 +224,7 @@ mod tests {
             ("http://169.254.169.254/acc/box", "not https"),
             ("http://localhost.example.org/box", "not https"),
             ("https://acc.blob.core.windows.net/box?sv=2020&sig=SECRET", "AZURE_STORAGE_SAS_TOKEN"),
+            ("azure://acc/box/team#1SECRET", "a `#` follows"),
             ("https://me:SECRET@acc.blob.core.windows.net/box", "AZURE_STORAGE_SAS_TOKEN"),
         ] {
             let error = Location::parse(text, None).unwrap_err().to_string();
