@@ -33,6 +33,9 @@ pub(super) fn shared(train: &TrainSettings, processes: usize) -> TrainSettings {
 /// An agent listens to each of them.
 pub(super) const MOST_NODES: usize = 256;
 
+/// A step has no more micro-batches, of which each process has one or more.
+pub(super) const MOST: usize = 1 << 20;
+
 /// The rules for processes that share the steps of `train`, on so many nodes.
 pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 3] {
     let number = format!("nodes must be 1 to {MOST_NODES}, but is {nodes}");

@@ -123,6 +123,16 @@ pub struct Attempt {
     /// How many machines it was asked for. Absent: as many as the plan has, which are one, or in records of before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
+    /// How many processes each machine has. Absent: as many as in the plan, or in records of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes_per_node: Option<usize>,
+}
+
+/// The processes of an attempt, each a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranks {
+    pub all: usize,
+    pub on_node: usize,
 }
 
 /// Events kept in the record; older ones are folded away so that a job which waits for capacity for days stays small.
@@ -143,6 +153,7 @@ impl Attempt {
             lost_steps: 0,
             price_per_hour,
             nodes: None,
+            processes_per_node: None,
         }
     }
 
@@ -248,6 +259,14 @@ impl Record {
     /// The plan with the machines that an attempt has.
     pub fn plan_of(&self, attempt: &Attempt) -> Plan {
         self.plan.on(attempt.nodes.unwrap_or(self.plan.nodes))
+    }
+
+    /// The ranks of an attempt. The numbers of a job that is over are held to no rule before, and there is a log for each rank.
+    pub fn ranks(&self, attempt: u32) -> Ranks {
+        let has = self.attempts.iter().find(|one| one.attempt == attempt);
+        let nodes = has.and_then(|has| has.nodes).unwrap_or(self.plan.nodes);
+        let on_node = has.and_then(|has| has.processes_per_node).unwrap_or_else(|| self.plan.processes_per_node()).max(1);
+        Ranks { all: nodes.saturating_mul(on_node).clamp(1, processes::MOST), on_node }
     }
 
     /// How many machines an attempt has of how many, where they are fewer than the plan's.

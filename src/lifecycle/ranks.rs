@@ -12,7 +12,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         id::{AttemptId, JobId, path},
-        record::Record,
+        record::{Ranks, Record},
         state::State,
     },
     provider::{Class, Cursor, Output},
@@ -33,15 +33,12 @@ pub struct Options {
 }
 
 /// Writes the output of each attempt's ranks, oldest attempt first, to `sink`; of all ranks with the rank before each line.
-/// [`Exit::NotFound`] for a rank that the job does not have.
+/// [`Exit::NotFound`] for a rank that the attempt does not have, or no attempt.
 pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
-    let ranks = record.plan.processes;
-    if let Some(rank) = options.rank.filter(|rank| *rank as usize >= ranks) {
-        return Err(Failure::new(Exit::NotFound, format!("the job {id} has no rank {rank}: it has {ranks}, counted from 0")));
-    }
     let latest = observe::latest_attempt(world.store.as_ref(), &record).await?.max(record.attempt);
     let mut attempt = logs::admit(options.attempt, latest, id)?.unwrap_or(1);
+    has_rank(&record, options)?;
     loop {
         sink.begin(attempt);
         let record = one_attempt(world, id, attempt, options, sink).await?;
@@ -51,6 +48,20 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
         attempt += 1;
         world.report.line(&format!("-- attempt {attempt} of {id}{} --", record.shrunk_to(attempt)));
     }
+}
+
+fn has_rank(record: &Record, options: &Options) -> Result<()> {
+    let Some(rank) = options.rank else { return Ok(()) };
+    let (whose, ranks) = if let Some(attempt) = options.attempt {
+        (format!("attempt {attempt} of the job {}", record.id), record.ranks(attempt).all)
+    } else {
+        let of_attempts = record.attempts.iter().map(|one| record.ranks(one.attempt).all);
+        (format!("the job {}", record.id), of_attempts.fold(record.plan.processes, usize::max))
+    };
+    if (rank as usize) < ranks {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::NotFound, format!("{whose} has no rank {rank}: it has {ranks}, counted from 0")))
 }
 
 /// Writes all that an attempt's ranks wrote, which is known when the attempt is over. Answers the record seen last.
@@ -64,8 +75,8 @@ async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options,
         let stored = stored.get_or_insert_with(|| Stored::of(world, &record, attempt, options.rank));
         let mut pieces = stored.read().await?;
         if let Some(service) = world.provider.service().filter(|_| !stored.has_begun) {
-            let on_node = record.plan.processes_per_node().max(1);
-            let node = options.rank.map(|rank| rank / u32::try_from(on_node).unwrap_or(u32::MAX));
+            let on_node = u32::try_from(record.ranks(attempt).on_node).unwrap_or(u32::MAX);
+            let node = options.rank.map(|rank| rank / on_node);
             pieces = match service.output(&of, node, &mut cursor).await {
                 Err(error) if error.class == Class::Network && options.follow => {
                     world.clock.sleep(EVERY).await;
@@ -122,9 +133,7 @@ struct Log {
 
 impl Stored {
     fn of(world: &World, record: &Record, attempt: u32, rank: Option<u32>) -> Self {
-        let on_node = record.plan.processes_per_node().max(1);
-        let has = record.attempts.iter().find(|one| one.attempt == attempt);
-        let all = has.map_or(record.plan.processes, |has| record.plan_of(has).processes);
+        let Ranks { all, on_node } = record.ranks(attempt);
         let ranks = rank.map_or(0..all, |rank| rank as usize..rank as usize + 1);
         let log = |rank| {
             let path = match rank {

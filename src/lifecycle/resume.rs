@@ -44,9 +44,10 @@ pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record
     let state = if has_material(world, before, &plan).await? { State::Imaging } else { State::Planned };
     let record = &mut job.record;
     (record.outcome, record.reason, record.exit) = (None, None, None);
-    // They had as many machines as the plan had.
+    // They had as many machines and processes as the plan had.
     for attempt in &mut record.attempts {
         attempt.nodes.get_or_insert(before.plan.nodes);
+        attempt.processes_per_node.get_or_insert(before.plan.processes_per_node());
     }
     (record.plan, record.submitted) = (plan, true);
     job.note(EventKind::Note { message: "the job goes on".to_owned() });

@@ -73,8 +73,12 @@ impl Job {
     }
 
     fn finish(&self) {
+        self.change(|record| (record.state, record.outcome) = (State::Finished, Some(Outcome::Succeeded)));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Record)) {
         let (mut record, etag) = wait(journal::read(self.store.as_ref(), &self.id)).expect("the record");
-        (record.state, record.outcome) = (State::Finished, Some(Outcome::Succeeded));
+        change(&mut record);
         let bytes = serde_json::to_vec(&record).expect("JSON");
         wait(self.store.put(&path::record(&self.id), bytes.into(), Condition::IfMatch(etag))).expect("the end");
     }
@@ -320,4 +324,38 @@ fn lines_are_json_for_programs() {
     assert_eq!(next(), expected[3]);
     job.finish();
     assert!(ftctl.wait().expect("ftctl").success());
+}
+
+#[test]
+fn each_attempt_has_its_own_ranks() {
+    let job = Job::running(2);
+    for (node, rank) in [(0, 1), (1, 2), (1, 3)] {
+        let text = format!("rank {rank}\n");
+        wait(job.store.append(&path::rank_log(&job.id, 1, node, rank), 0, text.into())).expect("appended");
+    }
+    job.write(2, "alone\n");
+    job.finish();
+    // The first attempt had two nodes with two processes each, and the job went on with one process.
+    job.change(|record| {
+        (record.attempts[0].nodes, record.attempts[0].processes_per_node) = (Some(2), Some(2));
+    });
+    let shown = |options: &[&str]| {
+        let said = job.logs(options);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        said.stdout
+    };
+    assert_eq!(shown(&["--rank", "all"]), "[1] rank 1\n[2] rank 2\n[3] rank 3\n[0] alone\n");
+    assert_eq!(shown(&["--rank", "3"]), "rank 3\n");
+    assert_eq!(shown(&["--rank", "2", "--attempt", "1"]), "rank 2\n");
+    for (options, whose) in [
+        (&["--rank", "1", "--attempt", "2"][..], format!("attempt 2 of the job {} has no rank 1: it has 1", job.id)),
+        (&["--rank", "4"], format!("the job {} has no rank 4: it has 4", job.id)),
+    ] {
+        let said = job.logs(options);
+        assert_eq!(said.code, Some(3), "{}", said.stderr);
+        assert!(said.stderr.contains(&whose), "{}", said.stderr);
+    }
+    // A record is not trusted, and that of a job that is over is held to few rules.
+    job.change(|record| record.plan.processes = usize::MAX / 2);
+    assert_eq!(shown(&["--rank", "3", "--attempt", "1"]), "rank 3\n");
 }

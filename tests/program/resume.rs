@@ -59,6 +59,18 @@ fn a_failed_job_goes_on_from_its_checkpoint_and_then_for_longer() {
 }
 
 #[test]
+fn an_attempt_keeps_the_number_of_its_processes() {
+    let sandbox = sandbox("fewer");
+    let id = preempted(&sandbox, &["--set", "compute.processes_per_node=2"]);
+    let one = ["--set", "compute.processes_per_node=1", "--set"];
+    let said = resume(&sandbox, &id, &[&one[..], &["train.gradient_accumulation=2"]].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let ended = record(&sandbox, &id);
+    let of_attempts = [0, 1].map(|attempt| ended["attempts"][attempt]["processes_per_node"].as_u64());
+    assert_eq!((of_attempts, &ended["plan"]["processes"]), ([Some(2), None], &Value::Null));
+}
+
+#[test]
 fn a_cancelled_job_goes_on() {
     let sandbox = sandbox("cancelled");
     let id = sandbox.run(&["submit", "job.toml"]).stdout.trim().to_owned();
