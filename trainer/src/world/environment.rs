@@ -32,14 +32,18 @@ impl Place {
     /// None where there is one process.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Failure> {
         let variables = Variables(variable);
-        let size = variables.number("WORLD_SIZE")?.unwrap_or(1);
-        if size <= 1 {
-            return Ok(None);
+        let Some(size) = variables.number("WORLD_SIZE")? else { return Ok(None) };
+        let rank: Option<usize> = variables.number("RANK")?;
+        if size == 0 {
+            return Err(Failure::input("WORLD_SIZE must be at least 1, but is 0"));
         }
-        let rank = needed(size, "RANK", variables.number("RANK")?)?;
-        if rank >= size {
+        if let Some(rank) = rank.filter(|rank| *rank >= size) {
             return Err(Failure::input(format!("RANK = {rank} is not one of WORLD_SIZE = {size} processes, which count from 0")));
         }
+        if size == 1 {
+            return Ok(None);
+        }
+        let rank = needed(size, "RANK", rank)?;
         let beside: usize = variables.number("LOCAL_WORLD_SIZE")?.unwrap_or(size).clamp(1, size);
         let local = variables.number("LOCAL_RANK")?.unwrap_or(rank % beside);
         let node = if beside < size { variables.number("GROUP_RANK")? } else { None };
@@ -90,6 +94,7 @@ mod tests {
     fn one_process_needs_no_variables() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("WORLD_SIZE", "1"), ("RANK", "0")]), Ok(None));
+        assert_eq!(read(&[("WORLD_SIZE", "1")]), Ok(None));
     }
 
     #[test]
@@ -121,11 +126,13 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let cases: [(&[(&str, &str)], &str); 4] = [
+        let cases: [(&[(&str, &str)], &str); 6] = [
             (&LOOP[..1], "WORLD_SIZE = 2, and RANK is missing; set it as torchrun does, or start one process"),
             (&LOOP[..3], "WORLD_SIZE = 2, and MASTER_PORT is missing; set it as torchrun does, or start one process"),
             (&[("WORLD_SIZE", "many")], "WORLD_SIZE = \"many\" is not such a number"),
             (&[("WORLD_SIZE", "2"), ("RANK", "2")], "RANK = 2 is not one of WORLD_SIZE = 2 processes, which count from 0"),
+            (&[("WORLD_SIZE", "1"), ("RANK", "2")], "RANK = 2 is not one of WORLD_SIZE = 1 processes, which count from 0"),
+            (&[("WORLD_SIZE", "0"), ("RANK", "2")], "WORLD_SIZE must be at least 1, but is 0"),
         ];
         for (variables, expected) in cases {
             assert_eq!(read(variables).unwrap_err(), expected);

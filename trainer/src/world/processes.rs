@@ -290,7 +290,7 @@ impl Place {
 
     fn listen(&self) -> Result<TcpListener, Failure> {
         let Self { host, port, .. } = self;
-        let failed = |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
+        let failed = |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; {}", advice(&error)));
         let left = |socket: u16| {
             inherited(socket.into(), *port).map_err(|error| {
                 Failure::input(format!("FTCTL_LISTENER = {socket} is no socket that listens at port {port}: {error}; unset it"))
@@ -303,6 +303,14 @@ impl Place {
         let Self { host, port, .. } = self;
         let advice = "start all processes within a minute, and set MASTER_ADDR to an address that all reach";
         format!("cannot meet the other processes at {host}:{port}: {}; {advice}", first_line(error))
+    }
+}
+
+/// When rank 0 cannot listen.
+fn advice(error: &Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::AddrInUse | ErrorKind::PermissionDenied => "choose another MASTER_PORT",
+        _ => "set MASTER_ADDR to an address of the machine of rank 0",
     }
 }
 
@@ -371,6 +379,15 @@ mod tests {
         assert!(inherited(file.as_raw_fd(), port).is_err() && inherited(1 << 20, port).is_err());
         assert_eq!(inherited(number, port ^ 1).unwrap_err().kind(), ErrorKind::AddrNotAvailable);
         assert_eq!(inherited(number, port).unwrap().local_addr().unwrap().port(), port);
+    }
+
+    #[test]
+    fn the_variable_that_is_wrong_is_named() {
+        let refused = |host: &str, port: u16| advice(&TcpListener::bind((host, port)).unwrap_err());
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(refused("127.0.0.1", taken.local_addr().unwrap().port()).ends_with("MASTER_PORT"));
+        assert!(refused("192.0.2.1", 0).starts_with("set MASTER_ADDR"), "no machine has this address");
+        assert!(refused("no such host", 0).starts_with("set MASTER_ADDR"));
     }
 
     #[test]
