@@ -69,6 +69,9 @@ pub struct Record {
     /// With what key it was handed over: the same command again means this job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
+    /// Its removal has begun, and cannot be taken back: parts of it may be gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removing: bool,
     pub events: Vec<Event>,
 }
 
@@ -193,6 +196,7 @@ impl Record {
             account: None,
             submitted: false,
             idempotency_key: None,
+            removing: false,
             events: Vec::new(),
         };
         record.enter(State::Planned, now);

@@ -115,12 +115,12 @@ impl Adoption {
         })
     }
 
-    /// Forgets a job that is gone from its store.
+    /// Forgets a job that is being removed from its store. Before its record goes: another job of this id may come after that.
     pub fn forget(&self, id: &JobId) -> Result<()> {
         match fs::remove_file(self.proofs.join(id.as_str())) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                let message = format!("the job {id} is removed, but not what {} says of it: {error}", self.proofs.display());
-                Err(Failure::new(Exit::Failure, message).fix("make the state directory writable"))
+                let message = format!("cannot remove what {} says of the job {id}: {error}", self.proofs.display());
+                Err(Failure::new(Exit::Failure, message).fix("make the state directory writable, and repeat the command"))
             }
             _ => Ok(()),
         }

@@ -229,7 +229,19 @@ pub async fn take_name(store: &dyn Store, id: &JobId) -> Result<()> {
     };
     let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), id: id.clone() };
     write_json(store, &path::name(id.name()), &entry, condition).await?;
-    Ok(())
+    // A removal that began meanwhile may have looked at the name before.
+    match journal::read(store, id).await {
+        Ok((record, _)) if !record.removing => Ok(()),
+        Err(failure) if failure.exit != Exit::NotFound => Err(failure),
+        _ => release(store, id).await.and(Err(is_removed(id))),
+    }
+}
+
+/// The refusal to go on with a job that goes, or is gone.
+pub(super) fn is_removed(id: &JobId) -> Failure {
+    Failure::new(Exit::Conflict, format!("the job {id} is being removed: parts of it may be gone"))
+        .for_good()
+        .fix(format!("remove the rest: ftctl rm {id}"))
 }
 
 /// Takes its name from a job, unless a later job has it. The newest of the others that had it has it again.

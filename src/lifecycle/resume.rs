@@ -58,6 +58,9 @@ pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record
 /// Everything that the machine would find out, while nothing costs money yet.
 pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()> {
     let id = &before.id;
+    if before.removing {
+        return Err(open::is_removed(id));
+    }
     if !before.state.is_finished() {
         let message = format!("the job {id} is not over: it is {}", before.label());
         return Err(Failure::new(Exit::Conflict, message).fix(format!("follow it with `ftctl logs -f {id}`")));

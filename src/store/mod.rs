@@ -184,9 +184,10 @@ pub trait Store: Send + Sync {
         Ok(())
     }
 
-    /// Deletes all that is left of a job whose record is gone.
+    /// Deletes all of a job but its record: as long as that is there, an interrupted deletion can be found again.
     async fn delete_job(&self, job: &JobId) -> Result<()> {
-        let all: Vec<String> = self.list(&path::job(job)).await?.into_iter().map(|meta| meta.path).collect();
+        let (all, record) = (self.list(&path::job(job)).await?, path::record(job));
+        let all: Vec<String> = all.into_iter().map(|meta| meta.path).filter(|path| *path != record).collect();
         self.delete_all(&all).await
     }
 }

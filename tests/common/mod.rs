@@ -15,7 +15,7 @@ pub mod secrets;
 use std::{
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -137,9 +137,14 @@ impl Sandbox {
     }
 
     pub fn said(command: &mut Command) -> Said {
-        let output = command.output().expect("ftctl runs");
+        Said::of(command.output().expect("ftctl runs"))
+    }
+}
+
+impl Said {
+    pub fn of(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).expect("ftctl prints UTF-8");
-        Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 }
 

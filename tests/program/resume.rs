@@ -1,5 +1,14 @@
 //! A job that is over goes on as the same job: `ftctl resume`.
 
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+
+use ftctl::job::digest::Digest;
 use serde_json::{Value, json};
 
 use crate::common::{Said, Sandbox};
@@ -138,4 +147,80 @@ fn a_name_is_of_one_unfinished_job_and_a_job_of_the_machine_that_submitted_it() 
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let status: Value = serde_json::from_str(&sandbox.run(&["status", "named", "-o", "json"]).stdout).expect("JSON");
     assert_eq!(status["id"], first, "the name is that of the job which went on");
+}
+
+/// Both have read the record before either writes it.
+#[test]
+fn of_a_removal_and_a_job_that_goes_on_one_wins() {
+    let sandbox = sandbox("both");
+    let id = one_whose_record_has_a_lock(&sandbox);
+    let (won, lost) = at_once(&sandbox, &id, &[&["resume", &id], &["rm", &id, "-y"]], 2);
+    assert_eq!(lost.code, Some(12), "{}", lost.stderr);
+    let machines =
+        fs::read_to_string(sandbox.state().join("fake/cloud.json")).expect("a cloud").contains(&format!("\"{id}-a2\": {{"));
+    let is_there = sandbox.state().join("store/ftctl/v1/jobs").join(&id).exists();
+    assert_eq!((won.code, machines), (Some(0), is_there), "a machine has a record: {} {}", won.stderr, lost.stderr);
+}
+
+/// A job that its preemption ended, and whose record shares its lock with nothing else that is written when it goes on.
+fn one_whose_record_has_a_lock(sandbox: &Sandbox) -> String {
+    let lock = |id: &str, file| lock_of(&format!("ftctl/v1/jobs/{id}/{file}"));
+    let mut ids = (0..9).map(|_| preempted(sandbox, &[]));
+    ids.find(|id| lock(id, "record.json") != lock(id, "cancel.json")).expect("one of 256 has none")
+}
+
+/// The file with which a directory keeps other writers of a path out.
+fn lock_of(path: &str) -> String {
+    Digest::of(path.as_bytes()).as_str()[..2].to_owned()
+}
+
+/// Runs two commands at once: none writes the record of a job before so many of them would. The one that did it, and the other.
+fn at_once(sandbox: &Sandbox, id: &str, commands: &[&[&str]; 2], writers: usize) -> (Said, Said) {
+    let writing = Writing::begin(sandbox, id);
+    let children = commands.map(|command| start(sandbox, command));
+    writing.wait_for(writers);
+    // Time for one that must not come so far.
+    thread::sleep(Duration::from_secs(1));
+    writing.wait_for(writers);
+    drop(writing);
+    let [one, other] = children.map(|child| Said::of(child.wait_with_output().expect("it ended")));
+    if one.code == Some(0) { (one, other) } else { (other, one) }
+}
+
+fn start(sandbox: &Sandbox, command: &[&str]) -> Child {
+    sandbox.command(command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs")
+}
+
+/// Keeps everybody from writing the record of a job, until dropped.
+struct Writing {
+    record: String,
+    calls: PathBuf,
+    _lock: fs::File,
+}
+
+impl Writing {
+    fn begin(sandbox: &Sandbox, id: &str) -> Self {
+        let record = format!("ftctl/v1/jobs/{id}/record.json");
+        let calls = sandbox.state().join("fake/calls.jsonl");
+        fs::remove_file(&calls).expect("calls");
+        let lock =
+            fs::File::create(sandbox.state().join("store/.ftctl/locks").join(lock_of(&record))).expect("a lock of the store");
+        lock.lock().expect("locked");
+        Self { record, calls, _lock: lock }
+    }
+
+    /// Returns when so many writes have begun.
+    fn wait_for(&self, writers: usize) {
+        let begun = || {
+            let calls = fs::read_to_string(&self.calls).unwrap_or_default();
+            calls.lines().filter(|line| line.contains("\"put\"") && line.contains(&self.record)).count()
+        };
+        for _ in 0..200 {
+            if begun() >= writers {
+                break;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(begun(), writers, "the commands that write the record");
+    }
 }

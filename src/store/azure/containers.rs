@@ -436,8 +436,7 @@ impl Store for Containers {
             self.has_own(job).await?;
         }
         self.parts.lock().unwrap_or_else(PoisonError::into_inner).remove(job);
-        let all: Vec<String> = self.main.list(&path::job(job)).await?.into_iter().map(|meta| meta.path).collect();
-        self.main.delete_all(&all).await
+        self.main.delete_job(job).await
     }
 }
 
