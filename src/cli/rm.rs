@@ -21,8 +21,13 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let mut found = Vec::new();
         for job in &self.jobs {
-            let (world, record) = app.block_on(app.job(job))?;
-            app.block_on(remove::may_go(&world, &record.id))?;
+            let store = app.store()?;
+            let id = app.block_on(remove::find(store.as_ref(), job))?;
+            let (world, record) = app.block_on(app.job(id.as_str()))?;
+            app.block_on(remove::may_go(&world, &id))?;
+            if record.removing {
+                world.report.line(&format!("the removal of {id} was interrupted: this command ends it"));
+            }
             // It may be named twice: by its id and its name.
             if !found.iter().any(|(_, id)| *id == record.id) {
                 found.push((world, record.id));

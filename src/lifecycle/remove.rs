@@ -1,11 +1,29 @@
 //! The removal of a finished job from the store: its record, logs, checkpoints and results. Its data stays, as other jobs may need
 //! it: `prune --data` finds what none of them does.
 
-use super::{Result, World, debt, journal::Journal, open};
+use super::{
+    Result, World, debt,
+    journal::{self, Journal},
+    open,
+};
 use crate::{
     exit::{Exit, Failure},
     job::id::{JobId, path},
+    store::Store,
 };
+
+/// The job that is meant. Of a name, one whose removal was interrupted comes first: the name may be another's by then.
+pub async fn find(store: &dyn Store, text: &str) -> Result<JobId> {
+    let all = store.children(&path::jobs()).await?;
+    for id in all.iter().filter_map(|name| JobId::parse(name)).filter(|id| id.name() == text) {
+        match journal::read(store, &id).await {
+            Ok((record, _)) if record.removing => return Ok(id),
+            Err(failure) if !matches!(failure.exit, Exit::NotFound | Exit::Integrity) => return Err(failure),
+            _ => {}
+        }
+    }
+    open::find(store, text).await
+}
 
 /// Refuses a job that is not over, or that may still have a machine: nothing would remember that.
 pub async fn may_go(world: &World, id: &JobId) -> Result<Journal> {

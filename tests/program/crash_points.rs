@@ -169,6 +169,49 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// The later of two jobs of a name is meant, until nothing of it is left.
+#[test]
+fn a_removal_can_be_killed_around_every_write() {
+    let (start, place) = (Sandbox::in_memory(), Sandbox::in_memory());
+    start.write_rehearsal("proof");
+    place.write_rehearsal("proof");
+    rehearse(&start, None);
+    let [older, meant] = ["one", "two"].map(|key| {
+        let said = start.run(&["submit", "job.toml", "--idempotency-key", key, "--wait"]);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        said.stdout.trim().to_owned()
+    });
+    fs::remove_file(start.state().join("fake/calls.jsonl")).expect("calls");
+    let jobs = || place.state().join("store/ftctl/v1/jobs");
+    for named in ["proof", &meant] {
+        let remove = ["rm", named, "-y"];
+        take_over(&start, &place);
+        assert!(run(&place, &remove).success());
+        let writes: Vec<_> =
+            calls(&place).into_iter().filter(|call| !matches!(&*call.name, "get" | "head" | "list" | "children")).collect();
+        let names: Vec<&str> = writes.iter().map(|call| &*call.name).collect();
+        assert_eq!(names, ["put", "put", "delete_job", "delete"], "the mark, the name, the rest, the record");
+        let instants = writes.iter().flat_map(|call| [(call, When::Before), (call, When::After)]);
+        // After the last write nothing is left to repeat.
+        for (call, when) in instants.take(2 * writes.len() - 1) {
+            take_over(&start, &place);
+            rehearse(&place, Some(CrashAt { call: call.call, when }));
+            assert_eq!(run(&place, &remove).signal(), Some(9), "{when:?} {call:?}");
+            rehearse(&place, None);
+            let said = place.run(&remove);
+            assert_eq!(
+                (said.code, said.stdout.trim()),
+                (Some(0), &*format!("{meant}: removed")),
+                "{when:?} {call:?}: {}",
+                said.stderr
+            );
+            assert!(!jobs().join(&meant).exists() && !place.state().join("submitted").join(&meant).exists(), "{when:?} {call:?}");
+            assert!(jobs().join(&older).join("checkpoints").exists(), "{when:?} {call:?}");
+            assert_eq!(place.run(&["status", "proof", "-o", "name"]).stdout.trim(), older, "{when:?} {call:?}");
+        }
+    }
+}
+
 #[test]
 fn the_life_around_which_it_is_killed_has_a_stock_out_and_a_preemption() {
     let place = Sandbox::in_memory();
