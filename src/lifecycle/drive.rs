@@ -6,7 +6,7 @@ use std::{future::Future, mem, pin::pin, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Next, Result, World, image, journal,
+    Next, Result, World, debt, image, journal,
     journal::Journal,
     notify::{self, News},
     step, supervise, upload,
@@ -254,14 +254,14 @@ fn local_path<'j>(world: &World, job: &'j Journal) -> Option<&'j str> {
 async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: bool, failures: u32) -> Result<()> {
     match failure.exit {
         // Another process wrote the record (a cancel, a second supervisor): read it and go on from there.
-        Exit::Conflict if !last_try => job.reload().await,
+        Exit::Conflict if !last_try => reload(world, job).await,
         exit if !last_try && may_pass(exit, job) => {
             world.report.warn(&format!("{}; trying again", failure.message));
             if job.record.simulated && exit != Exit::Failure && failures == 1 {
                 world.report.line(&supervise::gone(&job.record.id));
             }
             world.clock.sleep(job.record.plan.retry.pause(failures)).await;
-            job.reload().await
+            reload(world, job).await
         }
         Exit::Conflict | Exit::Network | Exit::MayBill => Err(failure),
         _ if job.state_kept() == State::TearingDown => Err(failure),
@@ -276,6 +276,20 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
             Ok(()) => Ok(()),
             Err(_) => Err(failure),
         },
+    }
+}
+
+/// Where the record is gone, nothing else names the job's machines.
+async fn reload(world: &World, job: &mut Journal) -> Result<()> {
+    let (id, has_machines) = (job.record.id.clone(), job.record.attempt > 0 && world.provider.capabilities().bills);
+    match job.reload().await {
+        Err(failure) if failure.exit == Exit::NotFound && has_machines => {
+            let message = format!("the record of the job {id} is gone, and its machines may still exist");
+            // Best effort: the store may be gone as well.
+            let _ = debt::note(world, &id, &message).await;
+            Err(Failure::new(Exit::MayBill, message).fix(format!("ftctl down {id}")))
+        }
+        reloaded => reloaded,
     }
 }
 

@@ -174,6 +174,30 @@ fn lock_of(path: &str) -> String {
     Digest::of(path.as_bytes()).as_str()[..2].to_owned()
 }
 
+/// The record went, and with it the only word on the machine.
+#[test]
+fn a_driver_whose_record_is_gone_says_that_a_machine_may_be_left() {
+    let sandbox = sandbox("lost");
+    sandbox.script(&json!({ "job": { "duration": "60d" } }));
+    let id = sandbox.run(&["submit", "job.toml", "--ttl", "30d"]).stdout.trim().to_owned();
+    let calls = sandbox.state().join("fake/calls.jsonl");
+    fs::remove_file(&calls).expect("calls");
+    let waits = start(&sandbox, &["wait", &id]);
+    let drives = || fs::read_to_string(&calls).is_ok_and(|calls| calls.matches("\"observe\"").count() > 2);
+    (0..200).take_while(|_| !drives()).for_each(|_| thread::sleep(Duration::from_millis(100)));
+    assert!(drives());
+    let job = sandbox.state().join("store/ftctl/v1/jobs").join(&id);
+    fs::remove_file(job.join("record.json")).expect("removed");
+    let wish = json!({ "schema": "ftctl.cancel/1", "time": "2020-01-01T00:00:00Z", "grace_seconds": 0 });
+    fs::write(job.join("cancel.json"), wish.to_string()).expect("written");
+    let said = Said::of(waits.wait_with_output().expect("it ended"));
+    refused(&said, 8, &format!("the record of the job {id} is gone, and its machines may still exist\n  fix: ftctl down {id}"));
+    let debt = sandbox.state().join("store/ftctl/v1/debts").join(format!("{id}.json"));
+    assert!(debt.exists());
+    let said = sandbox.run(&["down", &id, "-y"]);
+    assert_eq!((said.code, debt.exists()), (Some(0), false), "{}", said.stderr);
+}
+
 /// Runs two commands at once: none writes the record of a job before so many of them would. The one that did it, and the other.
 fn at_once(sandbox: &Sandbox, id: &str, commands: &[&[&str]; 2], writers: usize) -> (Said, Said) {
     let writing = Writing::begin(sandbox, id);
