@@ -3,7 +3,8 @@
 //! its user has adopted. A record that has come less far than it had is another user's, too: it would spend again what is spent.
 
 use std::{
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File},
+    io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
@@ -25,6 +26,9 @@ const PROOF_SCHEMA: &str = "ftctl.submitted/1";
 struct Proof {
     schema: String,
     plan: Digest,
+    /// The plan that its record has until it is written with `plan`, to go on. A kill between the two takes nothing away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    before: Option<Digest>,
     /// The image that this machine made to run it, where that takes an engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trainer: Option<TrainerImage>,
@@ -36,7 +40,11 @@ struct Proof {
 impl Proof {
     /// Why the record is not of the job that was submitted.
     fn changed(&self, record: &Record) -> Option<&'static str> {
-        if self.plan != record.plan.digest() {
+        let plan = record.plan.digest();
+        if record.state.is_finished() && self.before.as_ref() == Some(&plan) {
+            return None;
+        }
+        if self.plan != plan {
             return Some("its plan is not the one that was submitted here");
         }
         (!self.reached.is_kept_by(record)).then_some("its record says less was done than this machine saw")
@@ -87,14 +95,23 @@ impl Adoption {
     pub fn prove(&self, id: &JobId, plan: &Plan, trainer: Option<&TrainerImage>) -> Result<()> {
         let plan = plan.digest();
         let reached = self.kept(id).filter(|proof| proof.plan == plan).map(|proof| proof.reached).unwrap_or_default();
-        self.write(id, &Proof { schema: PROOF_SCHEMA.to_owned(), plan, trainer: trainer.cloned(), reached })
+        self.write(id, &Proof { schema: PROOF_SCHEMA.to_owned(), plan, before: None, trainer: trainer.cloned(), reached })
+    }
+
+    /// Keeps other commands of this machine from [`Adoption::go_on`] until dropped: the one that wrote the proof writes the record.
+    pub async fn alone(&self) -> Result<File> {
+        let path = self.proofs.join(".lock");
+        let lock = move || File::create(path).and_then(|file| file.lock().map(|()| file));
+        let locked = tokio::task::spawn_blocking(lock).await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        locked.map_err(|error| self.unwritable(&error))
     }
 
     /// Writes down that its user lets a job that is over go on, with this plan.
     pub fn go_on(&self, before: &Record, plan: &Plan) -> Result<()> {
         let reached = Reached { is_over: false, ..Reached::of(before) };
-        let proof = Proof { schema: PROOF_SCHEMA.to_owned(), plan: plan.digest(), trainer: self.made(before), reached };
-        self.write(&before.id, &proof)
+        let [plan, was] = [plan, &before.plan].map(Plan::digest);
+        let trainer = self.made(before);
+        self.write(&before.id, &Proof { schema: PROOF_SCHEMA.to_owned(), plan, before: Some(was), trainer, reached })
     }
 
     /// Takes down how far the job has come, where it was submitted here: `is_new` of one whose first record was just written,
@@ -102,23 +119,26 @@ impl Adoption {
     pub fn note(&self, record: &Record, is_new: bool) {
         let Some(proof) = self.kept(&record.id).filter(|proof| proof.plan == record.plan.digest()) else { return };
         let reached = Reached::of(record);
-        if proof.reached != reached && (is_new || proof.reached.is_kept_by(record)) {
-            let _ = self.write(&record.id, &Proof { reached, ..proof });
+        let is_news = proof.reached != reached || proof.before.is_some();
+        if is_news && (is_new || proof.reached.is_kept_by(record)) {
+            let _ = self.write(&record.id, &Proof { reached, before: None, ..proof });
         }
     }
 
     fn write(&self, id: &JobId, proof: &Proof) -> Result<()> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.proofs);
-        made.and_then(|()| write_json(&self.proofs.join(id.as_str()), proof)).map_err(|error| {
-            let message = format!("cannot write down in {} that the job is submitted here: {error}", self.proofs.display());
-            Failure::new(Exit::Failure, message).fix("make the state directory writable, or name another one in XDG_STATE_HOME")
-        })
+        made.and_then(|()| write_json(&self.proofs.join(id.as_str()), proof)).map_err(|error| self.unwritable(&error))
+    }
+
+    fn unwritable(&self, error: &io::Error) -> Failure {
+        let message = format!("cannot write down in {} that the job is submitted here: {error}", self.proofs.display());
+        Failure::new(Exit::Failure, message).fix("make the state directory writable, or name another one in XDG_STATE_HOME")
     }
 
     /// Forgets a job that is being removed from its store. Before its record goes: another job of this id may come after that.
     pub fn forget(&self, id: &JobId) -> Result<()> {
         match fs::remove_file(self.proofs.join(id.as_str())) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let message = format!("cannot remove what {} says of the job {id}: {error}", self.proofs.display());
                 Err(Failure::new(Exit::Failure, message).fix("make the state directory writable, and repeat the command"))
             }
@@ -175,13 +195,19 @@ impl Adoption {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::{os::unix::fs::PermissionsExt as _, time::Duration};
 
     use jiff::Timestamp;
 
     use super::*;
     use crate::{
-        job::{compute::Compute, docker::DockerPlan, record::Attempt, state::Outcome, units::Money},
+        job::{
+            compute::Compute,
+            docker::DockerPlan,
+            record::Attempt,
+            state::{Outcome, State},
+            units::{Money, Span},
+        },
         provider::conformance,
     };
 
@@ -241,6 +267,22 @@ mod tests {
         assert!(adoption.may_drive(&spent) && !adoption.may_drive(&fresh));
         adoption.note(&fresh, true);
         assert!(adoption.may_drive(&fresh), "another job of this id");
+    }
+
+    #[test]
+    fn until_its_record_is_written_a_job_that_goes_on_is_ours_with_either_plan() {
+        let state = tempfile::tempdir().unwrap();
+        let adoption = Adoption::new(state.path(), false);
+        let before = Record { state: State::Finished, outcome: Some(Outcome::Failed), ..record("1") };
+        adoption.prove(&before.id, &before.plan, None).unwrap();
+        let mut now = Record { state: State::Imaging, outcome: None, ..before.clone() };
+        now.plan.max_wait = Span(Duration::from_secs(7));
+        adoption.go_on(&before, &now.plan).unwrap();
+        assert!(adoption.is_own(&before) && adoption.is_own(&now));
+        let undone = Record { state: State::Imaging, outcome: None, ..before.clone() };
+        assert!(!adoption.may_drive(&undone), "the former plan commands nothing");
+        adoption.note(&now, false);
+        assert!(adoption.is_own(&now) && !adoption.is_own(&before));
     }
 
     #[test]

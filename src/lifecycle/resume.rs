@@ -32,12 +32,14 @@ pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record
     may_go_on(world, before, &plan).await?;
     let (store, id) = (world.store.as_ref(), &before.id);
     open::take_name(store, id).await?;
+    let is_own = world.adoption.is_own(before);
+    let _alone = if is_own { Some(world.adoption.alone().await?) } else { None };
     let mut job = Journal::load(world, id).await?;
     if job.record != *before {
         return Err(Failure::new(Exit::Conflict, format!("the job {id} was changed meanwhile"))
             .fix(format!("`ftctl status {id}` shows what it does")));
     }
-    if world.adoption.is_own(before) {
+    if is_own {
         world.adoption.go_on(before, &plan)?;
     }
     store.delete(&path::cancel(id)).await?;

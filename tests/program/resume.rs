@@ -174,6 +174,17 @@ fn lock_of(path: &str) -> String {
     Digest::of(path.as_bytes()).as_str()[..2].to_owned()
 }
 
+/// The proof on the disk is that of the record.
+#[test]
+fn of_two_plans_with_which_a_job_goes_on_at_once_one_wins() {
+    let sandbox = sandbox("plans");
+    let id = one_whose_record_has_a_lock(&sandbox);
+    let (won, lost) = at_once(&sandbox, &id, &[&["resume", &id, "--ttl", "5h"], &["resume", &id, "--ttl", "6h"]], 1);
+    assert_eq!((won.code, lost.code), (Some(0), Some(12)), "{} {}", won.stderr, lost.stderr);
+    let said = sandbox.run(&["wait", &id, "--timeout", "60s"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+}
+
 /// The record went, and with it the only word on the machine.
 #[test]
 fn a_driver_whose_record_is_gone_says_that_a_machine_may_be_left() {
