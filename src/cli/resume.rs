@@ -58,6 +58,10 @@ impl Arguments {
             let planned = app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?;
             return app.output.show(&planned);
         }
+        if resume::goes_on(&before, &plan) {
+            world.report.line(&format!("the job {} went on with these settings already: {}", before.id, before.label()));
+            return self.until.carry(app, &world, &before.id);
+        }
         let record = app.block_on(resume::resume(&world, &before, plan))?;
         world.report.line(&format!("the job {} goes on with attempt {}", record.id, record.attempt + 1));
         self.until.carry(app, &world, &record.id)

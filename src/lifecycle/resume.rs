@@ -13,7 +13,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         difference,
-        event::EventKind,
+        event::{Event, EventKind},
         id::{MAX_ATTEMPTS, path},
         plan::{Plan, Price},
         record::Record,
@@ -55,6 +55,14 @@ pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record
     job.note(EventKind::Note { message: "the job goes on".to_owned() });
     job.enter(state).await?;
     Ok(job.record)
+}
+
+/// Whether the job went on with this plan before, and does so or has succeeded: the same command again follows it.
+pub fn goes_on(before: &Record, plan: &Plan) -> bool {
+    let is_end = |event: &&Event| event.kind == EventKind::Entered { state: State::Finished };
+    let is_over = before.state.is_finished();
+    let went_on = before.events.iter().filter(is_end).count() > usize::from(is_over);
+    went_on && before.plan == *plan && (!is_over || before.outcome == Some(Outcome::Succeeded))
 }
 
 /// Everything that the machine would find out, while nothing costs money yet.

@@ -212,6 +212,40 @@ fn a_removal_can_be_killed_around_every_write() {
     }
 }
 
+/// With the same settings and with others: the job is its submitter's all the time.
+#[test]
+fn a_job_that_goes_on_can_be_killed_around_the_writes_with_which_it_does() {
+    let (start, place) = (Sandbox::in_memory(), Sandbox::in_memory());
+    start.write_rehearsal("proof");
+    place.write_rehearsal("proof");
+    rehearse(&start, None);
+    assert!(run(&start, SUBMIT).success() && run(&start, &["cancel", "proof", "--now"]).success());
+    fs::remove_file(start.state().join("fake/calls.jsonl")).expect("calls");
+    let resume = ["resume", "proof", "--ttl", "5h", "--wait"];
+    take_over(&start, &place);
+    assert!(run(&place, &resume).success());
+    let writes: Vec<_> = calls(&place).into_iter().filter(|call| matches!(&*call.name, "put" | "delete")).collect();
+    let record = writes.iter().position(|call| call.target.ends_with("record.json")).expect("its record is written");
+    let last = writes.len() - 1;
+    for call in writes[..record + 2].iter().chain(&writes[last..]) {
+        for when in [When::Before, When::After] {
+            take_over(&start, &place);
+            rehearse(&place, Some(CrashAt { call: call.call, when }));
+            assert_eq!(run(&place, &resume).signal(), Some(9), "{when:?} {call:?}");
+            rehearse(&place, None);
+            let killed = Sandbox::in_memory();
+            killed.write_rehearsal("proof");
+            take_over(&place, &killed);
+            let said = place.run(&resume);
+            assert_eq!(said.code, Some(0), "again, after {when:?} {call:?}: {}", said.stderr);
+            if call.call < writes[record].call || (call.call == writes[record].call && when == When::Before) {
+                let said = killed.run(&["resume", "proof", "--ttl", "6h", "--wait"]);
+                assert_eq!(said.code, Some(0), "in another way, after {when:?} {call:?}: {}", said.stderr);
+            }
+        }
+    }
+}
+
 #[test]
 fn the_life_around_which_it_is_killed_has_a_stock_out_and_a_preemption() {
     let place = Sandbox::in_memory();

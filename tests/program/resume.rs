@@ -55,7 +55,9 @@ fn a_failed_job_goes_on_from_its_checkpoint_and_then_for_longer() {
         [&attempt["first_step"], &attempt["last_step"]].map(|step| step.as_u64().expect("a step"))
     };
     assert_eq!((steps(0), steps(1)), ([0, 5], [5, 10]));
-    refused(&resume(&sandbox, &id, &[]), 2, "succeeded: there is nothing left to do");
+    let again = resume(&sandbox, &id, &[]);
+    assert!(again.code == Some(0) && again.stderr.contains("went on with these settings already: succeeded"), "{}", again.stderr);
+    refused(&resume(&sandbox, &id, &["--ttl", "9h"]), 2, "succeeded: there is nothing left to do");
     refused(
         &resume(&sandbox, &id, &["--set", "model.layers=3"]),
         2,
