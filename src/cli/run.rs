@@ -32,7 +32,7 @@ impl Arguments {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let (record, settled) = app.block_on(async {
-            let record = self.opening.open(&world, plan, &mut self.waiting).await?;
+            let record = self.opening.open(app, &world, plan, &mut self.waiting).await?;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             world.report.line(&format!("job {id}"));

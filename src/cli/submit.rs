@@ -47,7 +47,7 @@ impl Arguments {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let record = app.block_on(async {
-            let record = self.opening.open(&world, plan, &mut self.until.waiting).await?;
+            let record = self.opening.open(app, &world, plan, &mut self.until.waiting).await?;
             self.adopt.ask(app, &mut world, &record)?;
             Ok(record)
         })?;
@@ -123,7 +123,7 @@ pub struct Opening {
 
 impl Opening {
     /// `waiting`: how long the user waits, for the name too.
-    pub async fn open(&self, world: &World, plan: Plan, waiting: &mut follow::Waiting) -> Result<Record, Failure> {
+    pub async fn open(&self, app: &App<'_>, world: &World, plan: Plan, waiting: &mut follow::Waiting) -> Result<Record, Failure> {
         let key = self.idempotency_key.as_deref();
         if key.is_some_and(|key| key.trim().is_empty()) {
             let message = "--idempotency-key is empty: all such submissions would be one job";
@@ -134,7 +134,9 @@ impl Opening {
         }
         loop {
             if self.queue {
-                waiting.spend_at_most(open::wait_for_name(world, &plan.name, key)).await?;
+                // In this store, whichever the record of the other names.
+                let world_of = |other: &Plan| app.world_of_plan(&Plan { store: plan.store.clone(), ..other.clone() });
+                waiting.spend_at_most(Box::pin(open::wait_for_name(world, &plan.name, key, world_of))).await?;
             }
             match Box::pin(open::open(world, plan.clone(), key, true)).await {
                 // Of several that waited, another was faster.

@@ -4,7 +4,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Result, World, content, journal, journal::Journal};
+use super::{
+    Result, World, content,
+    drive::{Until, drive},
+    journal,
+    journal::Journal,
+    watch::Watch,
+};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -145,21 +151,42 @@ async fn resume(world: &World, id: &JobId, plan: &Plan, key: Option<&str>, submi
     go_on(world, job, plan, key, submit).await
 }
 
-/// Returns when no unfinished job has the name, but for the job of the key: `--queue`. Says what it waits for.
-pub async fn wait_for_name(world: &World, name: &str, key: Option<&str>) -> Result<()> {
-    let mut told = None;
-    loop {
-        let Some((entry, _)) = entry(world.store.as_ref(), name).await? else { return Ok(()) };
-        match journal::read(world.store.as_ref(), &entry.id).await {
-            Ok((record, _)) if !record.state.is_finished() && record.submitted && !has_key(&record, key) => {}
-            Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
-            _ => return Ok(()),
+/// Returns when no unfinished job has the name, but for the job of the key: `--queue`. Says what it waits for, and drives it where
+/// it may: its own driver may be gone. `world_of` opens the world of the job that has the name.
+pub async fn wait_for_name(world: &World, name: &str, key: Option<&str>, world_of: impl Fn(&Plan) -> Result<World>) -> Result<()> {
+    let (mut told, mut watch) = (None, Watch::default());
+    while let Some(record) = in_the_way(world.store.as_ref(), name, key).await? {
+        if told.as_ref() != Some(&record.id) {
+            world.report.line(&format!("waiting for the job {} of this name to end", record.id));
+            (told, watch) = (Some(record.id.clone()), Watch::default());
         }
-        if told.as_ref() != Some(&entry.id) {
-            world.report.line(&format!("waiting for the job {} of this name to end", entry.id));
-            told = Some(entry.id);
+        match world_of(&record.plan) {
+            Ok(its) if its.adoption.may_drive(&record) && its.admits(&record).is_ok() => {
+                // One that is removed is no longer in the way.
+                if let Err(failure) = drive(&its, &record.id, Until::Finished).await
+                    && failure.exit != Exit::NotFound
+                {
+                    return Err(failure);
+                }
+            }
+            _ => {
+                watch.look(world, &record).await;
+                world.clock.sleep(QUEUE).await;
+            }
         }
-        tokio::time::sleep(QUEUE).await;
+    }
+    Ok(())
+}
+
+/// The unfinished job that has the name.
+async fn in_the_way(store: &dyn Store, name: &str, key: Option<&str>) -> Result<Option<Record>> {
+    let Some((entry, _)) = entry(store, name).await? else { return Ok(None) };
+    match journal::read(store, &entry.id).await {
+        Ok((record, _)) => {
+            Ok(Some(record).filter(|record| !record.state.is_finished() && record.submitted && !has_key(record, key)))
+        }
+        Err(failure) if failure.exit == Exit::NotFound => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 

@@ -89,6 +89,27 @@ fn who_queues_for_a_name_gets_it_however_many_queue() {
     assert_eq!(ids.len(), 4, "{ends:?}");
 }
 
+/// One that is ours is driven to its end. Of another's it is said who can do that.
+#[test]
+fn who_queues_behind_a_job_that_is_left_alone_does_not_wait_for_ever() {
+    let sandbox = sandbox("alone");
+    let left = sandbox.run(&["submit", "job.toml"]).stdout.trim().to_owned();
+    let queued = ["submit", "job.toml", "--queue", "--wait", "--timeout"];
+    let mut elsewhere = sandbox.command(&[&queued[..], &["9s"]].concat());
+    elsewhere.env("FTCTL_STORE", sandbox.state().join("store")).env("XDG_STATE_HOME", sandbox.path("other"));
+    let said = Sandbox::said(&mut elsewhere);
+    assert_eq!((said.code, &sandbox.json(&["status", &left])["state"]), (Some(10), &json!("running")), "{}", said.stderr);
+    assert!(said.stderr.contains(&format!("no ftctl drives it: run `ftctl logs -f {left}`")), "{}", said.stderr);
+
+    let said = sandbox.run(&[&queued[..], &["60s"]].concat());
+    assert_eq!((said.code, &sandbox.json(&["status", &left])["state"]), (Some(0), &json!("succeeded")), "{}", said.stderr);
+    assert!(
+        said.stdout.trim() != left && said.stderr.contains(&format!("waiting for the job {left} of this name")),
+        "{}",
+        said.stderr
+    );
+}
+
 #[test]
 fn an_empty_key_is_none() {
     let said = submit(&sandbox("keyless"), "", &[]);
