@@ -10,6 +10,11 @@ use jiff::Timestamp;
 pub trait Clock: Send + Sync {
     fn now(&self) -> Timestamp;
 
+    /// The time since a moment of this process: it passes alike when somebody sets the clock. A simulated one is never set.
+    fn steady(&self) -> Duration {
+        between(Timestamp::MIN, self.now())
+    }
+
     /// Returns when `duration` has passed on this clock.
     async fn sleep(&self, duration: Duration);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Result, World, adoption::Adoption};
+use super::{Result, World, adoption::Adoption, observe::Waits};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -22,6 +22,8 @@ pub struct Journal {
     pub record: Record,
     /// Nothing is begun for the job any more: it is another user's, and goes straight to its end.
     pub only_ends: bool,
+    /// What this invocation waits for.
+    pub(super) waits: Waits,
     kept: State,
     etag: ETag,
     store: Arc<dyn Store>,
@@ -50,7 +52,7 @@ impl Journal {
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
         let (store, clock, adoption) = (world.store.clone(), world.clock.clone(), world.adoption.clone());
-        Self { kept: record.state, record, only_ends: false, etag, store, clock, adoption }
+        Self { kept: record.state, record, only_ends: false, waits: Waits::default(), etag, store, clock, adoption }
     }
 
     /// Reads the record again, whatever this invocation thought. Its plan never changes: a record with another plan is not this

@@ -41,7 +41,33 @@ pub(super) struct Observation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Overdue(pub bool);
 
-pub(super) async fn observe(world: &World, record: &Record) -> Result<Observation> {
+/// The moments that one invocation waits for.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    cancel: Due<CancelRequest>,
+}
+
+/// A moment that comes by steady time, from when it was first seen: no other machine's clock, and nobody who sets this one's, brings
+/// it nearer.
+#[derive(Debug)]
+struct Due<T>(Option<(T, Duration)>);
+
+impl<T> Default for Due<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: PartialEq> Due<T> {
+    /// Whether the moment of `what` has come. It was `left` off if this is its first sight.
+    fn has_come(&mut self, what: T, left: Duration, steady: Duration) -> bool {
+        let known = self.0.take().filter(|(known, _)| *known == what);
+        let (_, due) = self.0.insert(known.unwrap_or((what, steady.saturating_add(left))));
+        steady >= *due
+    }
+}
+
+pub(super) async fn observe(world: &World, record: &Record, waits: &mut Waits) -> Result<Observation> {
     let attempt = AttemptId::new(&record.id, record.attempt);
     let now = world.clock.now();
     // An agent leaves its exit record before it dies: a death without one is real only if the record is missing *after* the death
@@ -65,9 +91,10 @@ pub(super) async fn observe(world: &World, record: &Record) -> Result<Observatio
     if was_cancelled && let Some(why) = ended_by_ftctl(world, record).await? {
         sighting = Sighting::Dead { why };
     }
-    let cancel = read_cancel(world.store.as_ref(), record)
-        .await?
-        .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
+    let cancel = read_cancel(world.store.as_ref(), record).await?.map(|request| {
+        let left = Duration::from_secs(request.grace_seconds) + PATIENCE;
+        Overdue(waits.cancel.has_come(request, left, world.clock.steady()))
+    });
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
     let over = over(world, record, exit.as_ref(), &sighting).await?;
     let ended = over.unwrap_or(now);
@@ -231,4 +258,27 @@ pub async fn latest_progress(store: &dyn Store, id: &JobId, attempt: u32) -> Res
     let text = String::from_utf8_lossy(&bytes);
     let whole_lines = text.lines().skip(usize::from(start > 0));
     Ok(whole_lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_is_overdue_by_the_time_since_it_was_seen() {
+        let wish = |time, grace_seconds| CancelRequest { schema: String::new(), time, grace_seconds };
+        let mut due = Due::default();
+        let mut overdue = |wish: &CancelRequest, at| {
+            let left = Duration::from_secs(wish.grace_seconds) + PATIENCE;
+            due.has_come(wish.clone(), left, Duration::from_secs(at))
+        };
+        // By whatever clock it was written.
+        for time in [Timestamp::MIN, Timestamp::UNIX_EPOCH, Timestamp::MAX] {
+            let wish = wish(time, 30);
+            assert_eq!([100, 144, 145].map(|at| overdue(&wish, at)), [false, false, true], "{time}");
+        }
+        // Another wish has its own grace.
+        let sooner = wish(Timestamp::UNIX_EPOCH, 0);
+        assert_eq!([145, 159, 160].map(|at| overdue(&sooner, at)), [false, false, true]);
+    }
 }

@@ -69,7 +69,7 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
 async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Option<Observation>> {
     let id = job.record.id.clone();
     let looked = async {
-        let observation = observe(world, &job.record).await?;
+        let observation = observe(world, &job.record, &mut job.waits).await?;
         if attempt::see(world, job, &observation.sighting).await? {
             job.save().await?;
         }

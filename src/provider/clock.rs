@@ -1,6 +1,9 @@
 //! The clock on the wall.
 
-use std::time::Duration;
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -14,6 +17,11 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         Timestamp::now()
+    }
+
+    fn steady(&self) -> Duration {
+        static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        BEGUN.elapsed()
     }
 
     async fn sleep(&self, duration: Duration) {
