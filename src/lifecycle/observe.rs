@@ -45,6 +45,16 @@ pub(super) struct Overdue(pub bool);
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     cancel: Due<CancelRequest>,
+    deadline: Due<Timestamp>,
+}
+
+impl Waits {
+    /// Whether a machine that lives has outlived its agent's patience: by the clock, which may have been set, and by steady time
+    /// since the deadline was first seen.
+    fn outlived(&mut self, deadline: Timestamp, now: Timestamp, steady: Duration) -> bool {
+        let left = between(now, deadline).saturating_add(PATIENCE);
+        self.deadline.has_come(deadline, left, steady) && now > after(deadline, PATIENCE)
+    }
 }
 
 /// A moment that comes by steady time, from when it was first seen: no other machine's clock, and nobody who sets this one's, brings
@@ -97,12 +107,23 @@ pub(super) async fn observe(world: &World, record: &Record, waits: &mut Waits) -
     });
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
     let over = over(world, record, exit.as_ref(), &sighting).await?;
-    let ended = over.unwrap_or(now);
-    // A service may cancel it at the limit of its time, and then no agent is waited for.
-    let (until, patience) = if was_cancelled { (now, Duration::ZERO) } else { (ended, PATIENCE) };
-    let past_deadline = is_late || deadline.is_some_and(|deadline| until > after(deadline, patience));
+    let past_deadline = is_late
+        || match (deadline, &sighting) {
+            (None, _) => false,
+            (Some(deadline), Sighting::Alive { .. } | Sighting::Queued { .. }) => outlives(world, deadline, waits).await,
+            // A service may cancel it at the limit of its time, and then no agent is waited for.
+            (Some(deadline), _) if was_cancelled => now > deadline,
+            (Some(deadline), _) => over.unwrap_or(now) > after(deadline, PATIENCE),
+        };
     let out_of_patience = record.waited(now) >= record.plan.patience();
     Ok(Observation { exit, sighting, over, cancel, past_deadline, out_of_patience })
+}
+
+/// Whether a machine that lives has had more time than its agent's patience allows. The backend's own clock has to agree where it is
+/// known: a driver that begins with a wrong clock ends nobody's work.
+async fn outlives(world: &World, deadline: Timestamp, waits: &mut Waits) -> bool {
+    waits.outlived(deadline, world.clock.now(), world.clock.steady())
+        && world.provider.now().await.is_none_or(|there| there > after(deadline, PATIENCE))
 }
 
 /// When the attempt's machine came to its end, which may have been long ago, while nobody looked. A machine that is paid for is not
@@ -280,5 +301,23 @@ mod tests {
         // Another wish has its own grace.
         let sooner = wish(Timestamp::UNIX_EPOCH, 0);
         assert_eq!([145, 159, 160].map(|at| overdue(&sooner, at)), [false, false, true]);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_ends_no_machine() {
+        let (start, hour) = (Timestamp::UNIX_EPOCH, Duration::from_secs(3600));
+        let deadline = start + 2 * hour;
+        let outlived = |looks: &[(Duration, Duration)]| {
+            let mut waits = Waits::default();
+            looks.iter().map(|&(clock, steady)| waits.outlived(deadline, start + clock, steady)).last()
+        };
+        let zero = Duration::ZERO;
+        assert_eq!(outlived(&[(zero, zero), (2 * hour, 2 * hour)]), Some(false), "its agent stops by itself");
+        assert_eq!(outlived(&[(zero, zero), (2 * hour + 2 * PATIENCE, 2 * hour + 2 * PATIENCE)]), Some(true));
+        assert_eq!(outlived(&[(zero, zero), (3 * hour, PATIENCE)]), Some(false), "the clock went ahead");
+        assert_eq!(outlived(&[(zero, zero), (hour, 3 * hour)]), Some(false), "the clock went back");
+        // A driver that comes later.
+        assert_eq!(outlived(&[(3 * hour, zero)]), Some(false));
+        assert_eq!(outlived(&[(3 * hour, zero), (3 * hour + PATIENCE, PATIENCE)]), Some(true));
     }
 }

@@ -49,7 +49,9 @@ pub fn with_moved_clock() -> (Sandbox, PathBuf) {
 #[ignore = "needs the trainer: tests/run builds it"]
 fn a_clock_that_jumps_by_eight_hours_disturbs_no_running_job() {
     let (sandbox, hours) = with_moved_clock();
-    let id = sandbox.submit(&sandbox.job("timeless", 1_000_000));
+    let job = sandbox.job("timeless", 1_000_000);
+    // Its time to live would be over, by the moved clock.
+    let id = sandbox.ok(&["submit", job.to_str().unwrap(), "--ttl", "2h"]).trim().to_owned();
     let age = |status: &serde_json::Value| {
         let created: jiff::Timestamp = status["created"].as_str().unwrap().parse().unwrap();
         jiff::Timestamp::now().duration_since(created).as_hours()
