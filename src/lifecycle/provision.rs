@@ -2,21 +2,23 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::{Next, Result, STAGES, World, attempt, decide, image, journal::Journal, shrink};
 use crate::{
     exit::{Exit, Failure},
     job::{
-        clock::after,
+        clock::{after, between},
         event::EventKind,
         id::AttemptId,
-        record::Waiting,
+        record::{Record, Waiting},
         state::{Outcome, State},
     },
     provider::{Class, ProviderError},
 };
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    if let Some(wait) = remaining_wait(world, job) {
+    if let Some(wait) = remaining_wait(&job.record, world.clock.now()) {
         return Ok(Next::After(wait));
     }
     if job.record.attempt == 1 && job.record.retry_at.is_none() {
@@ -46,10 +48,11 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
 }
 
-/// How long the job still has to wait before the provider is asked again.
-fn remaining_wait(world: &World, job: &Journal) -> Option<Duration> {
-    let until = job.record.retry_at?;
-    Duration::try_from(until.duration_since(world.clock.now())).ok().filter(|wait| !wait.is_zero())
+/// How long the job still has to wait before the provider is asked again. Where the clock has been set back since that was written
+/// down, it is not known, and the provider is asked: it says when it is too early.
+fn remaining_wait(record: &Record, now: Timestamp) -> Option<Duration> {
+    let until = record.retry_at.filter(|_| now >= record.updated)?;
+    Some(between(now, until)).filter(|wait| !wait.is_zero())
 }
 
 /// A refusal that time may cure is written down with the next try, the last of which is when the job has waited for as long as it
@@ -88,4 +91,22 @@ async fn refused(world: &World, job: &mut Journal, error: ProviderError) -> Resu
     }
     job.save().await?;
     Ok(Next::Now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::conformance;
+
+    #[test]
+    fn a_wait_ends_with_its_time_or_with_the_clock_that_it_was_written_by() {
+        let (noon, pause) = (Timestamp::UNIX_EPOCH, Duration::from_secs(60));
+        let mut record = Record::new(conformance::attempt("waits").job, conformance::plan(), noon);
+        assert_eq!(remaining_wait(&record, noon), None, "there is no wait");
+        record.retry_at = Some(noon + pause);
+        assert_eq!(remaining_wait(&record, noon), Some(pause));
+        assert_eq!(remaining_wait(&record, noon + pause / 2), Some(pause / 2));
+        assert_eq!(remaining_wait(&record, noon + pause), None);
+        assert_eq!(remaining_wait(&record, noon - 23 * 60 * pause), None, "the clock was a day ahead");
+    }
 }
