@@ -1,6 +1,9 @@
 //! Values that have the right type and still make no sense.
 
-use ft_trainer::settings::validate::{self, Broken, Rule, all_hold, at_least, rule};
+use ft_trainer::settings::{
+    TrainSettings,
+    validate::{self, Broken, Rule, all_hold, at_least, rule},
+};
 
 use super::{
     docker::{DockerSpec, is_mount, is_user},
@@ -33,11 +36,13 @@ fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
     let nodes = spec.compute.nodes.unwrap_or(1);
     let count = spec.compute.processes_per_node.unwrap_or(1).saturating_mul(nodes.max(1));
     let train = processes::shared(&spec.train, count.max(1));
+    // The rules for what all do are those of their processes.
+    let own = TrainSettings { leaves: spec.train.leaves.filter(|_| count <= 1), ..spec.train.clone() };
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &train);
     let trainer = data
         .chain(processes::rules(count, nodes, &train))
         .chain(model)
-        .chain(validate::train(&train))
+        .chain(validate::train(&own))
         .chain(spec.sample.iter().flat_map(validate::sample));
     let places = container(&spec.compute.docker)
         .into_iter()

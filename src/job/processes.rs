@@ -2,7 +2,7 @@
 
 use ft_trainer::settings::{
     DeviceChoice, TrainSettings,
-    validate::{Rule, rule},
+    validate::{Rule, at_least, rule},
 };
 
 use super::spec::JobSpec;
@@ -36,15 +36,29 @@ pub(super) const MOST_NODES: usize = 256;
 /// A step has no more micro-batches, of which each process has one or more.
 pub(super) const MOST: usize = 1 << 20;
 
-/// The rules for processes that share the steps of `train`, on so many nodes.
-pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 3] {
+/// The rules for processes that share the steps of `train`, on so many nodes. A job file says what each of them does of a step, and
+/// `train` what all do: what is wrong is told in the words of the file.
+pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 7] {
     let number = format!("nodes must be 1 to {MOST_NODES}, but is {nodes}");
     let uneven = format!("{processes} processes cannot be divided evenly among {nodes} nodes");
-    let leaves = train.leaves();
-    let has_work = format!("{processes} processes cannot share a step of {leaves} leaves (train.leaves); each needs one");
+    let (leaves, step) = (train.leaves(), train.gradient_accumulation);
+    let groups = if leaves == 1 { "1 leaf".to_owned() } else { format!("{leaves} leaves") };
+    let has_work = format!("{processes} processes cannot share a step of {groups} (train.leaves); each needs one");
+    let each = step / processes.max(1);
+    let undivided =
+        format!("{groups} do not divide a step of train.gradient_accumulation = {each} for each of {processes} processes");
+    let too_many = format!(
+        "a step has at most {MOST} micro-batches, and each of {processes} processes has train.gradient_accumulation of them"
+    );
+    let larger = if processes > MOST { "compute.processes_per_node" } else { "train.gradient_accumulation" };
+    let is_shared = processes > 1;
     [
         rule("compute.nodes", (1..=MOST_NODES).contains(&nodes), number),
         rule("compute.nodes", processes.is_multiple_of(nodes), uneven),
-        rule("compute.processes_per_node", (1..=leaves).contains(&processes), has_work),
+        at_least("compute.processes_per_node", Some(processes), 1),
+        rule("compute.processes_per_node", processes <= leaves, has_work),
+        rule(larger, !is_shared || step <= MOST, too_many),
+        at_least("train.leaves", train.leaves, 1),
+        rule("train.leaves", !is_shared || step.is_multiple_of(leaves), undivided),
     ]
 }

@@ -159,6 +159,10 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
     let identity = |plan: &Plan| Identity::new(String::new(), None, Value::Null, &plan.train);
     let is_longer = changes_length(&before.plan.train, &plan.train);
     wrong.extend(identity(plan)?.differences(&identity(&before.plan)?, is_longer));
+    let step_key = "train.gradient_accumulation: ";
+    if let Some(line) = wrong.iter_mut().find(|line| line.starts_with(step_key)) {
+        *line = format!("{step_key}{} in the checkpoint, {} now", of_each(&before.plan), of_each(plan));
+    }
     let [was, now] = [&before.plan.train, &plan.train].map(TrainSettings::leaves);
     if was != now {
         wrong.push(format!("train.leaves: {was} in the checkpoint, {now} now"));
@@ -170,6 +174,12 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
     }
     Err(Failure::new(Exit::Usage, format!("{} cannot change in a resumed job", wrong.join(" and ")))
         .fix(format!("submit a new job with initial_weights = \"job:{}\"", before.id)))
+}
+
+/// The part of a step that each process does, as a job file says it.
+fn of_each(plan: &Plan) -> String {
+    let each = plan.train.gradient_accumulation / plan.processes.max(1);
+    if plan.processes > 1 { format!("{each} for each of {} processes", plan.processes) } else { each.to_string() }
 }
 
 /// The number of threads that a run keeps with libtorch's kernels, whose last digits depend on it, if it is asked for another one.

@@ -46,6 +46,34 @@ fn a_transcript_of_mistakes_in_a_job_file() {
 }
 
 #[test]
+fn a_step_that_processes_cannot_share_is_told_in_the_words_of_the_file() {
+    for (compute, train, message) in [
+        (
+            "processes_per_node = 2",
+            "leaves = 4",
+            "7:10: 4 leaves do not divide a step of train.gradient_accumulation = 1 for each of 2 processes",
+        ),
+        ("processes_per_node = 2", "leaves = 1", "5:22: 2 processes cannot share a step of 1 leaf (train.leaves); each needs one"),
+        (
+            "processes_per_node = 18446744073709551615",
+            "steps = 9",
+            "5:22: a step has at most 1048576 micro-batches, and each of 18446744073709551615 processes has ",
+        ),
+        (
+            "processes_per_node = 2",
+            "gradient_accumulation = 1048576",
+            "7:25: a step has at most 1048576 micro-batches, and each of 2 processes has ",
+        ),
+        ("processes_per_node = 0", "leaves = 4", "5:22: processes_per_node must be at least 1, but is 0"),
+        ("", "leaves = 4", "7:10: 4 leaves do not divide train.gradient_accumulation = 1"),
+    ] {
+        let said = plan(format!("{JOB}[compute]\n{compute}\n[train]\n{train}\n"));
+        assert_eq!(said.code, Some(2), "{}", said.stderr);
+        assert!(said.stderr.starts_with(&format!("error: job.toml:{message}")), "{compute} {train} gave {}", said.stderr);
+    }
+}
+
+#[test]
 fn bytes_that_are_no_job_file() {
     let cases: &[(&[u8], &str)] = &[
         (b"", "job.toml:1:1: the key `name` is missing"),

@@ -74,6 +74,8 @@ fn an_attempt_keeps_the_number_of_its_processes() {
     let sandbox = sandbox("fewer");
     let id = preempted(&sandbox, &["--set", "compute.processes_per_node=2"]);
     let one = ["--set", "compute.processes_per_node=1", "--set"];
+    let twice = resume(&sandbox, &id, &[&one[..], &["train.gradient_accumulation=4"]].concat());
+    refused(&twice, 2, "train.gradient_accumulation (1 for each of 2 processes in the checkpoint, 4 now) cannot change");
     let said = resume(&sandbox, &id, &[&one[..], &["train.gradient_accumulation=2"]].concat());
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let ended = record(&sandbox, &id);
