@@ -97,7 +97,7 @@ impl Agent<'_> {
         let (begun, minutes, mut told) = (Instant::now(), GATHERING.as_secs() / 60, None);
         let ended = |why: String| Err(End::new(ExitReason::Preempted, why));
         loop {
-            if roll.call(self).await.is_ok() {
+            if roll.call(self, SHIP_EVERY).await.is_ok() {
                 if let Some(end) = roll.refusal() {
                     return Err(meaning(end, self.stop.get(), self.order));
                 }
@@ -157,7 +157,7 @@ impl Agent<'_> {
         while !roll.fails(generation) && roll.silent().is_none() {
             sleep(LOOK_EVERY).await;
             // While the store is away, no node is lost.
-            let _ = roll.call(self).await;
+            let _ = roll.call(self, LOOK_EVERY).await;
             let notice = roll.notice();
             if notice.as_ref() == told.as_ref().map(|(notice, _)| notice) {
                 continue;
@@ -180,7 +180,7 @@ impl Agent<'_> {
         let is_open = |roll: &Roll| !roll.have_ended(generation) && roll.silent().is_none();
         while own.code != Some(0) && is_open(roll) && waited < HEARD {
             // A store that is away is asked again.
-            let _ = roll.call(self).await;
+            let _ = roll.call(self, SHIP_EVERY).await;
             sleep(SHIP_EVERY).await;
             waited += SHIP_EVERY;
         }

@@ -6,12 +6,13 @@ use std::{
     io,
     net::SocketAddr,
     path::Path,
+    time::Duration,
 };
 
 use jiff::Timestamp;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -156,29 +157,28 @@ impl Agent<'_> {
 
     /// How the attempt ended: by the word of node 0, or because that one has given none for too long.
     async fn outcome(&self) -> ExitRecord {
-        let (mut heard, mut known) = (Instant::now(), None);
+        // The time between looks, as long as it is meant to be: a store that tries again by itself answers late, and what node 0
+        // writes meanwhile may arrive later still; and who was stopped for a while was so together with node 0, as far as it knows.
+        let (mut silence, mut known) = (Duration::ZERO, None);
         let mut patience = GATHERING;
         loop {
-            let asked = Instant::now();
-            let verdict = self.verdict().await;
-            // A store that tries again by itself answers late, and what node 0 writes meanwhile may arrive later still.
-            heard += asked.elapsed();
-            match verdict {
+            match self.verdict().await {
                 Ok(Verdict::Over(record)) => return record,
                 Ok(Verdict::Beats(heartbeat)) if known.as_ref() != Some(&heartbeat) => {
                     // The first may be one of an earlier life.
                     patience = if known.is_some() { SILENCE } else { patience };
-                    (heard, known) = (Instant::now(), Some(heartbeat));
+                    (silence, known) = (Duration::ZERO, Some(heartbeat));
                 }
-                Ok(Verdict::Beats(_)) if heard.elapsed() > patience => {
+                Ok(Verdict::Beats(_)) if silence > patience => {
                     let message = format!("node 0 has been silent for {} s", patience.as_secs());
                     return self.record(End::new(ExitReason::Preempted, message));
                 }
                 Ok(Verdict::Beats(_)) => {}
                 // An agent that cannot read the store takes no silence for a death.
-                Err(_) => heard = Instant::now(),
+                Err(_) => silence = Duration::ZERO,
             }
             sleep(LOOK_EVERY).await;
+            silence += LOOK_EVERY;
         }
     }
 

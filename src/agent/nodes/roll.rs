@@ -1,6 +1,6 @@
-//! The other nodes, as the agent of node 0 knows them: their words, and when each changed last.
+//! The other nodes, as the agent of node 0 knows them: their words, and for how long each has been the same.
 
-use tokio::time::Instant;
+use std::time::Duration;
 
 use super::{Agent, SILENCE};
 use crate::{
@@ -17,30 +17,28 @@ struct Seen {
     was_looked_for: bool,
     /// It has changed, so it is not what an earlier life left.
     is_alive: bool,
-    changed: Instant,
+    /// For how long this agent has waited in vain for another word. A time in which it was stopped itself is none.
+    silence: Duration,
 }
 
 impl Roll {
     pub fn of(nodes: usize) -> Self {
-        let seen = || Seen { presence: None, was_looked_for: false, is_alive: false, changed: Instant::now() };
+        let seen = || Seen { presence: None, was_looked_for: false, is_alive: false, silence: Duration::ZERO };
         Self((1..nodes).map(|_| seen()).collect())
     }
 
-    /// Looks what the nodes say. While the store does not answer, none is silent: a store that tries again by itself answers late,
-    /// and what the others write meanwhile may arrive later still.
-    pub async fn call(&mut self, agent: &Agent<'_>) -> Result<()> {
-        let asked = Instant::now();
+    /// Looks what the nodes say, after a wait that was meant to be so long. While the store does not answer, none is silent: a
+    /// store that tries again by itself answers late, and what the others write meanwhile may arrive later still.
+    pub async fn call(&mut self, agent: &Agent<'_>, waited: Duration) -> Result<()> {
         for (node, seen) in (1..).zip(&mut self.0) {
             match agent.presence(node).await {
-                Ok(presence) => seen.take(presence),
+                Ok(presence) => seen.take(presence, waited),
                 Err(error) => {
-                    self.0.iter_mut().for_each(|seen| seen.changed = Instant::now());
+                    self.0.iter_mut().for_each(|seen| seen.silence = Duration::ZERO);
                     return Err(error);
                 }
             }
         }
-        let (now, took) = (Instant::now(), asked.elapsed());
-        self.0.iter_mut().for_each(|seen| seen.changed = now.min(seen.changed + took));
         Ok(())
     }
 
@@ -100,16 +98,17 @@ impl Roll {
 }
 
 impl Seen {
-    fn take(&mut self, presence: Option<Presence>) {
+    fn take(&mut self, presence: Option<Presence>, waited: Duration) {
+        self.silence += waited;
         if presence.is_some() && presence != self.presence {
             self.is_alive |= self.was_looked_for;
-            (self.presence, self.changed) = (presence, Instant::now());
+            (self.presence, self.silence) = (presence, Duration::ZERO);
         }
         self.was_looked_for = true;
     }
 
     fn is_silent(&self) -> bool {
-        self.changed.elapsed() > SILENCE
+        self.silence > SILENCE
     }
 
     fn alive(&self) -> Option<&Presence> {
@@ -128,8 +127,6 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use jiff::Timestamp;
 
     use super::*;
@@ -140,25 +137,25 @@ mod tests {
         Presence { schema, attempt: 1, agent, beat, time: Timestamp::UNIX_EPOCH, notice: None, word: word.clone() }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_word_counts_when_it_changes() {
+    #[test]
+    fn a_word_counts_when_it_changes() {
         let ready = Word { is_ready: true, ..Word::default() };
-        let mut roll = Roll::of(2);
-        roll.0[0].take(Some(presence(7, &ready)));
-        roll.0[0].take(Some(presence(7, &ready)));
+        let (mut roll, second) = (Roll::of(2), Duration::from_secs(1));
+        roll.0[0].take(Some(presence(7, &ready)), SILENCE);
+        roll.0[0].take(Some(presence(7, &ready)), second);
         assert_eq!((roll.ready(1), roll.missing(1)), (None, 1), "an earlier life may have left it");
-        roll.0[0].take(Some(presence(8, &ready)));
+        roll.0[0].take(Some(presence(8, &ready)), SILENCE + second);
         assert_eq!(roll.ready(1), Some(vec!["a".to_owned()]));
-        tokio::time::advance(SILENCE).await;
+        roll.0[0].take(Some(presence(8, &ready)), SILENCE);
         assert_eq!(roll.silent(), None);
-        tokio::time::advance(Duration::from_secs(1)).await;
+        roll.0[0].take(Some(presence(8, &ready)), second);
         assert_eq!([roll.silent(), roll.lost()], [Some(1); 2]);
-        let unheard = Roll::of(2);
-        tokio::time::advance(SILENCE + Duration::from_secs(1)).await;
+        let mut unheard = Roll::of(2);
+        unheard.0[0].take(None, SILENCE + second);
         assert_eq!([unheard.silent(), unheard.lost()], [Some(1), None], "its image may still be on its way");
         let mut late = Roll::of(2);
-        late.0[0].take(None);
-        late.0[0].take(Some(presence(0, &ready)));
+        late.0[0].take(None, second);
+        late.0[0].take(Some(presence(0, &ready)), second);
         assert!(late.ready(1).is_some(), "it was not there before");
     }
 
@@ -167,7 +164,7 @@ mod tests {
         let end = RankEnd { rank: 1, code: Some(71), signal: None, words: String::new(), out_of_memory: true };
         let mut roll = Roll::of(2);
         let mut say = |beat, word: Word| {
-            roll.0[0].take(Some(presence(beat, &word)));
+            roll.0[0].take(Some(presence(beat, &word)), SILENCE);
             (roll.ready(2).is_some(), [roll.fails(1), roll.have_ended(1)], roll.refusal().is_some())
         };
         assert_eq!(say(0, Word::default()), (false, [false; 2], false));
