@@ -173,7 +173,7 @@ impl Processes {
     fn await_end(&self, told: &Receiver<Result<News, String>>) -> Option<String> {
         let mut heard = vec![(0, 0); self.place.size];
         loop {
-            match told.recv_timeout(PATIENCE) {
+            match next(told, BEAT) {
                 Ok(Ok(News::Beats(beats))) => {
                     for ((last, silent), beats) in heard.iter_mut().zip(beats) {
                         (*last, *silent) = (beats, if *last == beats { *silent + 1 } else { 0 });
@@ -306,6 +306,13 @@ impl Place {
     }
 }
 
+/// The next news. The waits for it are counted, of which one is longer where this process is stopped for a while, and the others
+/// with it.
+fn next<T>(told: &Receiver<T>, wait: Duration) -> Result<T, RecvTimeoutError> {
+    let mut waits = (0..SILENCE).map(|_| told.recv_timeout(wait));
+    waits.find(|heard| !matches!(heard, Err(RecvTimeoutError::Timeout))).unwrap_or(Err(RecvTimeoutError::Timeout))
+}
+
 /// When rank 0 cannot listen.
 fn advice(error: &Error) -> &'static str {
     match error.kind() {
@@ -388,6 +395,22 @@ mod tests {
         assert!(refused("127.0.0.1", taken.local_addr().unwrap().port()).ends_with("MASTER_PORT"));
         assert!(refused("192.0.2.1", 0).starts_with("set MASTER_ADDR"), "no machine has this address");
         assert!(refused("no such host", 0).starts_with("set MASTER_ADDR"));
+    }
+
+    #[test]
+    fn news_are_awaited_often_and_not_long() {
+        let (tell, told) = mpsc::channel();
+        let wait = Duration::from_millis(5);
+        let begun = Instant::now();
+        assert_eq!(next(&told, wait), Err(RecvTimeoutError::Timeout));
+        assert!(begun.elapsed() >= Duration::from_millis(5 * SILENCE), "{:?}", begun.elapsed());
+        let telling = thread::spawn(move || {
+            sleep(10 * wait);
+            tell.send(7).unwrap();
+        });
+        assert_eq!(next(&told, wait), Ok(7));
+        telling.join().unwrap();
+        assert_eq!(next(&told, wait), Err(RecvTimeoutError::Disconnected));
     }
 
     #[test]
