@@ -1,8 +1,10 @@
 //! Taking over a job that somebody else submitted.
 
+use std::future::Future;
+
 use clap::Args;
 
-use super::App;
+use super::{App, follow};
 use crate::{
     exit::Failure,
     job::{plan::Plan, record::Record},
@@ -19,6 +21,11 @@ pub struct Adopt {
 }
 
 impl Adopt {
+    /// Opens a job. A signal does not end the program meanwhile, but at the question of [`Adopt::ask`], which follows, it has to.
+    pub async fn opened<T>(self, app: &App<'_>, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        if self.adopt && !app.yes { work.await } else { follow::opened(work).await }
+    }
+
     /// Without the flag, and for a job that is driven anyhow, nothing is asked: then the submitter drives it, and this invocation
     /// watches.
     pub fn ask(self, app: &App<'_>, world: &mut World, record: &Record) -> Result<(), Failure> {

@@ -3,7 +3,11 @@
 use std::{
     future::{Future, pending},
     io,
-    sync::{Arc, LazyLock},
+    pin::pin,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU8, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -33,9 +37,36 @@ use crate::{
     },
 };
 
+/// In this time a job is opened, unless its data is compared with that of one which there was before.
+const MOMENT: Duration = Duration::from_secs(10);
+
+/// The exit code of a signal that came while a job was opened: it ends the next wait.
+static OWED: AtomicU8 = AtomicU8::new(0);
+
+/// Runs `work`, which writes the first record of a job. Half of that can't be undone: a signal waits until it is whole.
+pub async fn opened<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let mut work = pin!(work);
+    let exit = tokio::select! {
+        biased;
+        exit = interrupt() => exit,
+        done = &mut work => return done,
+    };
+    match tokio::time::timeout(MOMENT, work).await {
+        Ok(done) => {
+            OWED.store(exit as u8, Ordering::Relaxed);
+            done
+        }
+        Err(_) => Err(Failure::new(exit, "the job was not opened in time").fix("`ftctl status --all` shows whether it is there")),
+    }
+}
+
 /// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, SIGTERM or SIGHUP undoes what there is of the job;
-/// a second Ctrl-C ends the program at once.
-pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+/// a second Ctrl-C ends the program at once. What was up before stays as it is.
+pub async fn or_roll_back<T>(world: &World, job: &Record, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    if job.is_ready() || matches!(job.state, State::Running | State::Collecting | State::Finished) {
+        return work.await;
+    }
+    let id = &job.id;
     let exit = tokio::select! {
         done = work => return done,
         exit = interrupt() => exit,
@@ -95,6 +126,8 @@ impl Waiting {
         let whole = over(self.timeout, self.spent);
         let bounded = async {
             tokio::select! {
+                biased;
+                exit = interrupt() => Err(Failure::new(exit, "nothing was submitted")),
                 done = work => done,
                 waited = whole => Err(Failure::new(Exit::Deadline, format!("waited {waited}; nothing was submitted"))
                     .fix("give a longer --timeout, or end the job of this name")),
@@ -275,6 +308,9 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
 async fn interrupt() -> Exit {
     static TERMINATIONS: Signals = Signals::const_new(None);
     static HANG_UPS: Signals = Signals::const_new(None);
+    if let Some(exit) = Exit::from_code(OWED.swap(0, Ordering::Relaxed)).filter(|exit| *exit != Exit::Done) {
+        return exit;
+    }
     tokio::select! {
         // Of both at once, Ctrl-C is the one that must not be left for the next wait: a second one ends the program.
         biased;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::{App, Budget, adopt::Adopt, completion, plan::Planned, submit::Until};
+use super::{App, Budget, adopt::Adopt, completion, follow, plan::Planned, submit::Until};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -60,11 +60,11 @@ impl Arguments {
         }
         if resume::goes_on(&before, &plan) {
             world.report.line(&format!("the job {} went on with these settings already: {}", before.id, before.label()));
-            return self.until.carry(app, &world, &before.id);
+            return self.until.carry(app, &world, &before);
         }
-        let record = app.block_on(resume::resume(&world, &before, plan))?;
+        let record = app.block_on(follow::opened(resume::resume(&world, &before, plan)))?;
         world.report.line(&format!("the job {} goes on with attempt {}", record.id, record.attempt + 1));
-        self.until.carry(app, &world, &record.id)
+        self.until.carry(app, &world, &record)
     }
 
     /// The job's plan with what the user changes of it. The rules are those of a job file.

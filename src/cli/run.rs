@@ -32,11 +32,11 @@ impl Arguments {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let (record, settled) = app.block_on(async {
-            let record = self.opening.open(app, &world, plan, &mut self.waiting).await?;
+            let record = self.opening.open(app, self.adopt, &world, plan, &mut self.waiting).await?;
             self.adopt.ask(app, &mut world, &record)?;
-            let id = record.id;
+            let id = record.id.clone();
             world.report.line(&format!("job {id}"));
-            let running = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running)));
+            let running = follow::or_roll_back(&world, &record, Box::pin(drive(&world, &id, Until::Running)));
             self.waiting.until_it_runs(&world, &id, running).await?;
             let record = self.waiting.until_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
             let settled = bill::settled(&world, &record).await?;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     exit::{Exit, Failure},
-    job::{id::JobId, plan::Plan, record::Record, report::Format},
+    job::{plan::Plan, record::Record, report::Format},
     lifecycle::{
         World,
         drive::{self, drive},
@@ -47,11 +47,11 @@ impl Arguments {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let record = app.block_on(async {
-            let record = self.opening.open(app, &world, plan, &mut self.until.waiting).await?;
+            let record = self.opening.open(app, self.adopt, &world, plan, &mut self.until.waiting).await?;
             self.adopt.ask(app, &mut world, &record)?;
             Ok(record)
         })?;
-        self.until.carry(app, &world, &record.id)
+        self.until.carry(app, &world, &record)
     }
 }
 
@@ -81,8 +81,9 @@ impl Until {
     }
 
     /// Carries the job on until it runs, or to its end, and prints its id.
-    pub fn carry(mut self, app: &mut App<'_>, world: &World, id: &JobId) -> Result<(), Failure> {
-        let running = async { follow::or_roll_back(world, id, Box::pin(drive(world, id, drive::Until::Running))).await };
+    pub fn carry(mut self, app: &mut App<'_>, world: &World, job: &Record) -> Result<(), Failure> {
+        let id = &job.id;
+        let running = async { follow::or_roll_back(world, job, Box::pin(drive(world, id, drive::Until::Running))).await };
         let record = app.block_on(self.waiting.until_it_runs(world, id, running))?;
         if !self.wait && !self.follow {
             let shown = app.output.show(&Submitted::of(&record));
@@ -123,7 +124,14 @@ pub struct Opening {
 
 impl Opening {
     /// `waiting`: how long the user waits, for the name too.
-    pub async fn open(&self, app: &App<'_>, world: &World, plan: Plan, waiting: &mut follow::Waiting) -> Result<Record, Failure> {
+    pub async fn open(
+        &self,
+        app: &App<'_>,
+        adopt: Adopt,
+        world: &World,
+        plan: Plan,
+        waiting: &mut follow::Waiting,
+    ) -> Result<Record, Failure> {
         let key = self.idempotency_key.as_deref();
         if key.is_some_and(|key| key.trim().is_empty()) {
             let message = "--idempotency-key is empty: all such submissions would be one job";
@@ -138,7 +146,7 @@ impl Opening {
                 let world_of = |other: &Plan| app.world_of_plan(&Plan { store: plan.store.clone(), ..other.clone() });
                 waiting.spend_at_most(Box::pin(open::wait_for_name(world, &plan.name, key, world_of))).await?;
             }
-            match Box::pin(open::open(world, plan.clone(), key, true)).await {
+            match adopt.opened(app, Box::pin(open::open(world, plan.clone(), key, true))).await {
                 // Of several that waited, another was faster.
                 Err(failure) if self.queue && failure.exit == Exit::Conflict && failure.retryable() => {}
                 opened => return Ok(opened?.record),

@@ -32,10 +32,10 @@ impl Arguments {
             return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let submitted = app.block_on(async {
-            let record = Box::pin(open::open(&world, plan, None, false)).await?.record;
+            let record = self.adopt.opened(app, Box::pin(open::open(&world, plan, None, false))).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
-            let id = record.id;
-            let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Provisioned))).await?;
+            let up = Box::pin(drive(&world, &record.id, Until::Provisioned));
+            let record = follow::or_roll_back(&world, &record, up).await?;
             if record.state == State::Imaging {
                 world.report.line("The service gives the job a node after `ftctl submit`. Nothing is billed until then.");
             }

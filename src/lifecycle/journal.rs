@@ -22,7 +22,7 @@ pub struct Journal {
     pub record: Record,
     /// Nothing is begun for the job any more: it is another user's, and goes straight to its end.
     pub only_ends: bool,
-    /// What this invocation waits for.
+    /// The moments that this invocation waits for.
     pub(super) waits: Waits,
     kept: State,
     etag: ETag,

@@ -57,8 +57,8 @@ impl Waits {
     }
 }
 
-/// A moment that comes by steady time, from when it was first seen: no other machine's clock, and nobody who sets this one's, brings
-/// it nearer.
+/// A moment that comes by steady time, from when it was first seen: neither another machine's clock nor a setting of this one's
+/// brings it nearer.
 #[derive(Debug)]
 struct Due<T>(Option<(T, Duration)>);
 
@@ -119,8 +119,8 @@ pub(super) async fn observe(world: &World, record: &Record, waits: &mut Waits) -
     Ok(Observation { exit, sighting, over, cancel, past_deadline, out_of_patience })
 }
 
-/// Whether a machine that lives has had more time than its agent's patience allows. The backend's own clock has to agree where it is
-/// known: a driver that begins with a wrong clock ends nobody's work.
+/// Whether a machine that lives has outlived its agent's patience. The backend's own clock has to agree where it is known: a driver
+/// that begins with a wrong clock ends nobody's work.
 async fn outlives(world: &World, deadline: Timestamp, waits: &mut Waits) -> bool {
     waits.outlived(deadline, world.clock.now(), world.clock.steady())
         && world.provider.now().await.is_none_or(|there| there > after(deadline, PATIENCE))

@@ -415,9 +415,7 @@ fn a_finished_job_shows_what_it_measured_last() {
 fn a_timeout_bounds_the_wait_for_a_name_too() {
     let sandbox = sandbox("named");
     let job = on_a_cloud(&sandbox, true);
-    let names = sandbox.state().join("store/ftctl/v1/names");
-    std::fs::create_dir_all(&names).expect("a directory");
-    std::fs::write(names.join("far.json"), json!({ "schema": "ftctl.name/1", "id": job }).to_string()).expect("written");
+    reserve(&sandbox, "far", &job);
     let started = std::time::Instant::now();
     for verb in [&["submit", "--wait"][..], &["run"]] {
         let said = sandbox.run(&[verb, &["job.toml", "--queue", "--timeout", "1s", "--backend", "fake"]].concat());
@@ -427,6 +425,56 @@ fn a_timeout_bounds_the_wait_for_a_name_too() {
     }
     assert!(started.elapsed().as_secs() < 60);
     assert_eq!(sandbox.json(&["status", "--all"])["jobs"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_name() {
+    let sandbox = sandbox("named");
+    let job = on_a_cloud(&sandbox, true);
+    reserve(&sandbox, "far", &job);
+    let mut queued = sandbox.command(&["submit", "job.toml", "--queue", "--backend", "fake"]);
+    let mut queued = queued.stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    let mut said = BufReader::new(queued.stderr.take().expect("piped")).lines().map(|line| line.expect("a line"));
+    assert!(said.any(|line| line.contains("waiting for the job")));
+    kill_process(Pid::from_child(&queued), Signal::TERM).expect("sent");
+    assert_eq!(said.last().as_deref(), Some("interrupted: nothing was submitted"));
+    assert_eq!(queued.wait().expect("ended").code(), Some(143));
+}
+
+/// Another ftctl has taken the name, and the record of its job is waited for: the signal comes before there is one.
+#[test]
+fn a_signal_while_a_job_is_opened_undoes_it() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let sandbox = sandbox("opened");
+        reserve(&sandbox, "opened", &JobId::derive("opened", "another"));
+        let mut submitted = sandbox.command(&["submit", "job.toml", "--wait"]);
+        let submitted = submitted.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+        while !catches(submitted.id(), signal) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(!sandbox.state().join("store/ftctl/v1/jobs").exists(), "the signals are heeded first");
+        kill_process(Pid::from_child(&submitted), signal).expect("sent");
+        let said = submitted.wait_with_output().expect("ended");
+        let told = String::from_utf8_lossy(&said.stderr);
+        let last = told.lines().last().unwrap_or_default();
+        assert!(said.status.code() == Some(code) && last.starts_with("interrupted: nothing of opened-"), "{signal:?}: {told}");
+        assert_eq!(sandbox.json(&["status", "--all"])["jobs"][0]["state"], "cancelled");
+    }
+}
+
+/// Whether a process has a handler for the signal. One that has ended has none.
+fn catches(process: u32, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
+    assert!(!status.contains("State:\tZ"), "it has ended");
+    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    caught.expect("a mask") >> (signal.as_raw() - 1) & 1 == 1
+}
+
+fn reserve(sandbox: &Sandbox, name: &str, job: &JobId) {
+    let names = sandbox.state().join("store/ftctl/v1/names");
+    std::fs::create_dir_all(&names).expect("a directory");
+    std::fs::write(names.join(format!("{name}.json")), json!({ "schema": "ftctl.name/1", "id": job }).to_string())
+        .expect("written");
 }
 
 /// A job on Compute Engine, real or simulated, whose machine was asked for and is there as far as the record tells.
