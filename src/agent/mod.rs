@@ -447,12 +447,12 @@ impl<'a> Agent<'a> {
         let mut told = None;
         loop {
             let last_round = *over.borrow_and_update();
-            let shipped = self.persist("send a checkpoint", is_io, async || shipper.ship(lease, lines).await).await;
-            let is_lost = matches!(shipped, Err(StoreError::Conflict { .. }));
-            let why = shipped.as_ref().err().map(ToString::to_string);
+            let committed = self.persist("send a checkpoint", is_io, async || shipper.ship(lease, lines).await).await;
+            let is_lost = matches!(committed, Err(StoreError::Conflict { .. }));
+            let why = committed.as_ref().err().map(ToString::to_string);
             // The next one may fare better, so each is tried.
             if why != told {
-                self.unless_lost(shipped);
+                self.unless_lost(committed);
             }
             if is_lost {
                 return Ok(());
