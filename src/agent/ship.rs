@@ -133,8 +133,8 @@ impl<'a> CheckpointShipper<'a> {
             // The task that sends them all the time says why that fails.
             let _ = ship_lines(lines, self.store.as_ref()).await;
             let own = |bytes| of_node(0, self.nodes, bytes);
-            let committed = checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local, &own).await;
-            let done = match committed {
+            let committing = checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local, &own);
+            let done = match Box::pin(committing).await {
                 Err(invalid @ StoreError::Invalid(_)) => Err(invalid),
                 committed => {
                     committed?;
