@@ -198,8 +198,8 @@ impl Machine {
         }
     }
 
-    /// A lock that was claimed and the sign mean that no launcher can start an agent afterwards; one that has claimed it before and is
-    /// about to start its agent still holds it, so both the processes and the lock are waited for.
+    /// No launcher can start an agent after the lock was claimed and the sign was left. One that claimed it before and is about to
+    /// start its agent still holds the lock. So both the processes and the lock are waited for.
     fn kill_all(&self) -> io::Result<()> {
         let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
         loop {
