@@ -192,7 +192,7 @@ static ROWS: &[Row] = &[
                 scene.devcloud.ask("GET", "calls", "").to_string().contains("Compute_CreateOrUpdate")
             });
             // A person is told after five seconds.
-            thread::sleep(Duration::from_secs(8));
+            thread::sleep(Duration::from_secs(15));
             scene.devcloud.goes_wrong(QUICK);
         },
         sees: &["waiting for Azure ML to make computes/ftctl-c"],

@@ -12,7 +12,8 @@ use crate::{
     secrets::{self, MARK},
 };
 
-const STEPS: u64 = 60;
+/// Seconds of training are left when the first checkpoints are in the store.
+const STEPS: u64 = 240;
 
 /// The settings that make the quickstart's model small enough for seconds.
 pub const TOY: &[&str] = &[
@@ -37,7 +38,8 @@ pub const TOY: &[&str] = &[
 /// The arguments that run it.
 fn run(sandbox: &Sandbox) -> Vec<String> {
     sandbox.ok(&["init", "quickstart", "--out", "quickstart.toml"]);
-    let sets = TOY.iter().flat_map(|set| ["--set", set]);
+    let steps = format!("train.steps={STEPS}");
+    let sets = TOY.iter().copied().chain([steps.as_str()]).flat_map(|set| ["--set", set]);
     ["run", "quickstart.toml", "--quiet"].into_iter().chain(sets).map(str::to_owned).collect()
 }
 
@@ -80,7 +82,7 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
 
     // The command that follows the log drives the job on.
     let log = far.ok(&["logs", "-f", "quickstart"]);
-    assert!(log.contains("step 60/60"), "{log}");
+    assert!(log.contains(&format!("step {STEPS}/{STEPS}")), "{log}");
     let status = far.json(&["status", "quickstart"]);
     assert_eq!((status["state"].as_str(), status["attempt"].as_u64()), (Some("succeeded"), Some(2)));
     continuous(&far, "quickstart", STEPS);

@@ -73,7 +73,7 @@ fn a_trainer_that_the_kernel_kills_for_memory_goes_on_with_fewer_sequences() {
 fn a_trainer_that_dies_while_the_kernel_kills_elsewhere_keeps_its_sequences() {
     let Some(elsewhere) = Narrow::new("elsewhere") else { return };
     let sandbox = Sandbox::new();
-    let id = sandbox.submit(&sandbox.job("beside", 300));
+    let id = sandbox.submit(&sandbox.job("beside", 1000));
     let trainers = || sandbox.processes("ft-trainer train");
     Sandbox::until("a trainer", || !trainers().is_empty());
 
@@ -82,7 +82,9 @@ fn a_trainer_that_dies_while_the_kernel_kills_elsewhere_keeps_its_sequences() {
     fs::write(elsewhere.0.join("cgroup.procs"), glutton.id().to_string()).unwrap();
     assert!(!glutton.wait().unwrap().success());
     assert!(elsewhere.kills() > 0);
-    trainers().into_iter().for_each(kill);
+    let beside = trainers();
+    assert!(!beside.is_empty(), "{}", sandbox.ok(&["explain", &id]));
+    beside.into_iter().for_each(kill);
 
     sandbox.ok(&["logs", "-f", &id]);
     let status = sandbox.json(&["status", &id]);
