@@ -137,17 +137,16 @@ impl Folder {
                 continue;
             }
             remove(&partial)?;
-            match link(&checkpoint, &partial) {
-                // The trainer takes a checkpoint's name away before its files. A listing of a directory that is being emptied
-                // ends early and without an error.
-                Ok(()) if checkpoint.exists() => {
-                    fs::create_dir_all(self.path.join("shipping"))?;
-                    fs::rename(&partial, &target)?;
-                }
-                Ok(()) => {}
+            let secured = link(&checkpoint, &partial)
+                // The trainer takes a checkpoint's name away before its files. A listing of a directory that is being emptied ends
+                // early and without an error.
+                .and_then(|()| checkpoint.metadata())
+                .and_then(|_| fs::create_dir_all(self.path.join("shipping")))
+                .and_then(|()| fs::rename(&partial, &target));
+            match secured {
                 // The trainer has removed it: there are newer ones.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                failed => failed?,
+                done => done?,
             }
         }
         remove(&partial)

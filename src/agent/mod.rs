@@ -249,11 +249,7 @@ impl<'a> Agent<'a> {
                 ship_artifacts(&self.store, &self.order.job, &self.folder, &mut lease).await
             });
             let shipped = shipped.await;
-            if let Err(error) = &shipped
-                && end.reason == ExitReason::Succeeded
-            {
-                end = End::new(ExitReason::Failed, format!("the results are not in the store: {error}"));
-            }
+            end = end.needing(shipped.as_ref().map(drop).map_err(|error| format!("the results are not in the store: {error}")));
             self.unless_lost(shipped);
         }
         if let Some(tracker) = tracker {
@@ -371,10 +367,7 @@ impl<'a> Agent<'a> {
             }
         };
         tokio::select! {
-            (end, (), unsent) = shipping => match unsent {
-                Err(why) if end.reason == ExitReason::Succeeded => End::new(ExitReason::Failed, why),
-                _ => end,
-            },
+            (end, (), sent) = shipping => end.needing(sent),
             never = tracking => match never {},
         }
     }
@@ -448,13 +441,9 @@ impl<'a> Agent<'a> {
         loop {
             let last_round = *over.borrow_and_update();
             let committed = self.persist("send a checkpoint", is_io, async || shipper.ship(lease, lines).await).await;
-            let is_lost = matches!(committed, Err(StoreError::Conflict { .. }));
             let why = committed.as_ref().err().map(ToString::to_string);
             // The next one may fare better, so each is tried.
-            if why != told {
-                self.unless_lost(committed);
-            }
-            if is_lost {
+            if why != told && !self.unless_lost(committed) {
                 return Ok(());
             }
             if last_round {
@@ -474,11 +463,14 @@ impl<'a> Agent<'a> {
     /// Whether the attempt may go on writing. A conflict means that another attempt has taken the job over: the trainer must end.
     fn unless_lost(&self, result: Result<()>) -> bool {
         match result {
-            Ok(()) => return true,
-            Err(StoreError::Conflict { .. }) => self.stop.ask(ExitReason::LostLease, Duration::ZERO),
+            Ok(()) => {}
+            Err(StoreError::Conflict { .. }) => {
+                self.stop.ask(ExitReason::LostLease, Duration::ZERO);
+                return false;
+            }
             Err(error) => self.report.warn(&error.to_string()),
         }
-        false
+        true
     }
 
     /// All of a folder, as soon as all writers are gone. Without the lease its checkpoints stay: its holder has newer ones.

@@ -65,6 +65,14 @@ impl End {
     pub fn new(reason: ExitReason, message: impl Into<String>) -> Self {
         Self { reason, code: None, signal: None, message: message.into() }
     }
+
+    /// The end where a success is none without this, too.
+    pub fn needing(self, done: Result<(), String>) -> Self {
+        match done {
+            Err(why) if self.reason == ExitReason::Succeeded => Self::new(ExitReason::Failed, why),
+            _ => self,
+        }
+    }
 }
 
 /// The log that the trainer writes to, and the directories where the stages put its input.

@@ -51,7 +51,7 @@ pub(super) struct Waits {
 impl Waits {
     /// Whether a machine that lives has outlived its agent's patience: by the clock, which may have been set, and by steady time
     /// since the deadline was first seen.
-    fn outlived(&mut self, deadline: Timestamp, now: Timestamp, steady: Duration) -> bool {
+    fn has_passed(&mut self, deadline: Timestamp, now: Timestamp, steady: Duration) -> bool {
         let left = between(now, deadline).saturating_add(PATIENCE);
         self.deadline.has_come(deadline, left, steady) && now > after(deadline, PATIENCE)
     }
@@ -122,7 +122,7 @@ pub(super) async fn observe(world: &World, record: &Record, waits: &mut Waits) -
 /// Whether a machine that lives has outlived its agent's patience. The backend's own clock has to agree where it is known: a driver
 /// that begins with a wrong clock ends nobody's work.
 async fn outlives(world: &World, deadline: Timestamp, waits: &mut Waits) -> bool {
-    waits.outlived(deadline, world.clock.now(), world.clock.steady())
+    waits.has_passed(deadline, world.clock.now(), world.clock.steady())
         && world.provider.now().await.is_none_or(|there| there > after(deadline, PATIENCE))
 }
 
@@ -309,7 +309,7 @@ mod tests {
         let deadline = start + 2 * hour;
         let outlived = |looks: &[(Duration, Duration)]| {
             let mut waits = Waits::default();
-            looks.iter().map(|&(clock, steady)| waits.outlived(deadline, start + clock, steady)).last()
+            looks.iter().map(|&(clock, steady)| waits.has_passed(deadline, start + clock, steady)).last()
         };
         let zero = Duration::ZERO;
         assert_eq!(outlived(&[(zero, zero), (2 * hour, 2 * hour)]), Some(false), "its agent stops by itself");

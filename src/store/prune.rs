@@ -45,7 +45,7 @@ impl Unneeded {
         self.datasets.is_empty() && self.jobs.is_empty() && self.contents.is_empty()
     }
 
-    /// Keeps what another look has found as well.
+    /// Keeps what another look has found as well. Its figures stay those of the first look.
     pub fn keep_those_of(&mut self, other: &Self) {
         self.datasets.retain(|digest| other.datasets.contains(digest));
         self.jobs.retain(|job| other.jobs.contains(job));

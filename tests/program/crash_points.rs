@@ -44,9 +44,7 @@ fn ftctl_can_be_killed_around_every_call() {
 impl Stage {
     /// Kills at this worker's share of the instants. Answers how many calls the command makes.
     fn kill_everywhere(&self, worker: usize) -> usize {
-        let place = Sandbox::in_memory();
-        place.write_rehearsal("proof");
-        rehearse(&place, None);
+        let place = quiet_place();
         for command in self.before {
             assert!(run(&place, command).success(), "{command:?}");
         }
@@ -161,6 +159,14 @@ fn take_over(from: &Sandbox, to: &Sandbox) {
     copy(&from.home(), &to.home());
 }
 
+/// A place with the job file, where nothing dies.
+fn quiet_place() -> Sandbox {
+    let place = Sandbox::in_memory();
+    place.write_rehearsal("proof");
+    rehearse(&place, None);
+    place
+}
+
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory").flatten() {
@@ -172,10 +178,7 @@ fn copy(from: &Path, to: &Path) {
 /// The later of two jobs of a name is meant, until nothing of it is left.
 #[test]
 fn a_removal_can_be_killed_around_every_write() {
-    let (start, place) = (Sandbox::in_memory(), Sandbox::in_memory());
-    start.write_rehearsal("proof");
-    place.write_rehearsal("proof");
-    rehearse(&start, None);
+    let (start, place) = (quiet_place(), quiet_place());
     let [older, meant] = ["one", "two"].map(|key| {
         let said = start.run(&["submit", "job.toml", "--idempotency-key", key, "--wait"]);
         assert_eq!(said.code, Some(0), "{}", said.stderr);
@@ -215,10 +218,7 @@ fn a_removal_can_be_killed_around_every_write() {
 /// With the same settings and with others: the job is its submitter's all the time.
 #[test]
 fn a_job_that_goes_on_can_be_killed_around_the_writes_with_which_it_does() {
-    let (start, place) = (Sandbox::in_memory(), Sandbox::in_memory());
-    start.write_rehearsal("proof");
-    place.write_rehearsal("proof");
-    rehearse(&start, None);
+    let (start, place) = (quiet_place(), quiet_place());
     assert!(run(&start, SUBMIT).success() && run(&start, &["cancel", "proof", "--now"]).success());
     fs::remove_file(start.state().join("fake/calls.jsonl")).expect("calls");
     let resume = ["resume", "proof", "--ttl", "5h", "--wait"];

@@ -8,7 +8,7 @@
 //!
 //! | killed | is found later as |
 //! |---|---|
-//! | before the agent's process exists | no lock, or a free one without the sign, so never started: the next launch takes the lock over |
+//! | before the agent's process exists | no lock, or a free one and no `agent.started`: the next launch takes the lock over |
 //! | once it exists | held lock: started |
 //!
 //! In a rehearsal of several nodes that is the first node's agent. The others are started before it; the next launch ends those.
@@ -198,13 +198,13 @@ impl Machine {
         }
     }
 
-    /// No launcher can start an agent after the lock was claimed and the sign was left. One that claimed it before and is about to
-    /// start its agent still holds the lock. So both the processes and the lock are waited for.
+    /// No launcher can start an agent after the lock was claimed and `agent.started` was made. One that claimed it before and is
+    /// about to start its agent still holds the lock. So both the processes and the lock are waited for.
     fn kill_all(&self) -> io::Result<()> {
         let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
         loop {
             if self.agent()? == Some(Agent::NotStarted) && self.claim()?.is_some() {
-                sign(File::open(&self.directory)?)?;
+                note_start(File::open(&self.directory)?)?;
             }
             process::kill(&mark, deadline)?;
             if matches!(self.agent()?, None | Some(Agent::Ended)) {
@@ -275,8 +275,8 @@ impl Machine {
     }
 }
 
-/// Leaves the sign, in a machine's directory, that its agent was started.
-pub fn sign(directory: impl AsFd) -> rustix::io::Result<()> {
+/// Makes `agent.started` in a machine's directory.
+pub fn note_start(directory: impl AsFd) -> rustix::io::Result<()> {
     openat(directory, STARTED, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::from_raw_mode(0o666)).map(drop)
 }
 

@@ -142,7 +142,7 @@ impl Local {
     }
 
     /// Starts an agent detached. Its standard input is its lock: empty to read, and held for as long as the agent lives. The first
-    /// node's own process, in a session of its own, leaves the sign that it was started: no death of ftctl ends it from then on.
+    /// node's own process, in a session of its own, makes `agent.started`: no death of ftctl ends it from then on.
     fn spawn(&self, machine: &Machine, node: usize, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         let log = machine.log()?;
@@ -150,7 +150,7 @@ impl Local {
         let begin = move || {
             rustix::process::setsid()?;
             if node == 0 {
-                machine::sign(CWD)?;
+                machine::note_start(CWD)?;
             }
             Ok(())
         };

@@ -29,12 +29,12 @@ fn a_command_is_read_as_a_shell_reads_it() {
     let of = |command: String| translate(&command, NOTHING).map(|job| job.text).map_err(|refused| refused.what);
     let windows = of(format!(r#"python run_clm.py {rest} --train_file "C:\texts\a.txt""#)).unwrap();
     assert!(windows.contains(r"'C:\texts\a.txt'") || windows.contains(r#""C:\\texts\\a.txt""#), "{windows}");
-    for program in [r#""C:\work\run_clm.py""#, r"'.\examples\run_clm.py'", "C:/work/run_clm.py", r#"-m "a\run_clm""#] {
+    for program in [r#""C:\texts\run_clm.py""#, r"'.\examples\run_clm.py'", "C:/texts/run_clm.py", r#"-m "a\run_clm""#] {
         let found = of(format!("python {program} {rest} --train_file a.txt"));
         assert!(found.is_ok(), "{program}: {found:?}");
     }
-    let stripped = of(format!(r"python C:\work\run_clm.py {rest} --train_file a.txt")).unwrap_err();
-    assert!(stripped.contains("a shell reads C:workrun_clm.py, without any backslash"), "{stripped}");
+    let stripped = of(format!(r"python C:\texts\run_clm.py {rest} --train_file a.txt")).unwrap_err();
+    assert!(stripped.contains("a shell reads C:textsrun_clm.py, without any backslash"), "{stripped}");
     let escaped = of(format!(r#"python run_clm.py {rest} --train_file "a \"b\".txt""#)).unwrap();
     assert!(escaped.contains(r#"'a "b".txt'"#) || escaped.contains(r#""a \"b\".txt""#), "{escaped}");
     assert!(of(format!("$ python run_clm.py {rest} --train_file a.txt")).is_ok(), "a prompt");
